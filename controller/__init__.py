@@ -1,0 +1,1 @@
+"""The daemon: an imperative shell around one pure step."""

@@ -1,0 +1,238 @@
+"""The nouns of the mathematics. Every quantity carries its unit in its name.
+
+A stage that does not know says so with `Unknown(reason)`; it never returns a zero, a NaN or an exception instead.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+@dataclass(frozen=True, slots=True)
+class Unknown:
+    """A stage's failure to know, as a value: the reason is a clause that completes "unknown, because ..."."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """A 90 % interval with its central value: low <= mid <= high."""
+
+    low: float
+    mid: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """What one replica serves.
+
+    parameters: active parameters per token; bytes_per_parameter: 2 for bf16, 1 for fp8, 0.5 for int4;
+    kv_bytes_per_token: KV-cache bytes of one token over all layers.
+    """
+
+    name: str
+    parameters: float
+    bytes_per_parameter: float
+    kv_bytes_per_token: float
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """One accelerator: memory in GiB, memory bandwidth in GB/s, dense FLOP/s (in 1e12) at the pool's precision."""
+
+    name: str
+    memory_gib: float
+    bandwidth_gb_per_s: float
+    dense_tflops: float
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """A homogeneous set of replicas, as the mathematics sees it. gpu and model are None where nobody told us."""
+
+    name: str
+    service: str
+    gpu_type: str
+    gpus_per_replica: int
+    gpu: Gpu | None
+    model: Model | None
+    usd_per_gpu_h: float
+    replicas_min: int
+    replicas_max: int
+    cold_start_s: float
+    survive_replica: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Slo:
+    """Latency limits at a percentile (0-100) of calls, and the share of tasks that must succeed."""
+
+    ttft_s: float
+    tpot_s: float
+    percentile: float
+    task_success: float
+
+
+@dataclass(frozen=True, slots=True)
+class Barycentric:
+    """Shares of the three corners of the triangle: non-negative, sum 1."""
+
+    latency: float
+    throughput: float
+    cost: float
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """What arrives at a pool, and what an average call is made of.
+
+    offered_calls_per_s counts what was shed, not retries; hit_ratio is the token-weighted prefix hit rate (0-1).
+    """
+
+    offered_calls_per_s: float
+    prompt_tokens_per_call: float
+    output_tokens_per_call: float
+    hit_ratio: float
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """What the engines of a pool did over one window, averaged over its stepping replicas.
+
+    batch: sequences decoding together; itl_s: mean inter-token latency; prefill_tokens_per_s: computed prompt
+    tokens per second of one replica.
+    """
+
+    batch: float
+    itl_s: float
+    prefill_tokens_per_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """What is known of a pool type's step time T = overhead + a + b_p*x_p + b_d*x_d + g*K, in seconds.
+
+    The last factor is the natural logarithm of (true step time / prior step time), Gaussian with the given mean
+    and variance; `largest_batch` is the largest batch that ever taught us something (knowledge beyond it is
+    extrapolation); `observations` counts the accepted windows.
+    """
+
+    log_scale_mean: float
+    log_scale_variance: float
+    largest_batch: float
+    observations: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepTime:
+    """Coefficients of the step-time model: seconds per step, per prefill token, per decoding sequence, per KV token."""
+
+    fixed_s: float
+    per_prefill_token_s: float
+    per_sequence_s: float
+    per_kv_token_s: float
+
+
+class Limit(StrEnum):
+    """What bounds a replica's sustainable rate."""
+
+    PREFILL_COMPUTE = "prefill compute"
+    DECODE_BANDWIDTH = "decode bandwidth"
+    KV_MEMORY = "KV memory"
+    BATCH_SIZE = "batch size"
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """Calls/s that one replica sustains inside its SLOs, warm and with the caches lost, and what limits it."""
+
+    warm_calls_per_s: Interval
+    cold_calls_per_s: Interval
+    limit: Limit
+
+
+@dataclass(frozen=True, slots=True)
+class Quantile:
+    """One quantile of a forecast: level in (0, 1), value in the series' unit."""
+
+    level: float
+    value: float
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """Offered calls/s at one horizon; quantiles ascend in level and value."""
+
+    horizon_s: float
+    quantiles: tuple[Quantile, ...]
+
+    def at_least(self, level: float) -> Quantile:
+        """The lowest quantile whose level is at least `level`; the highest one where there is none."""
+        return next((q for q in self.quantiles if q.level >= level), self.quantiles[-1])
+
+
+@dataclass(frozen=True, slots=True)
+class Bin:
+    """One observed bin of a load history: the time of its end in seconds and the offered calls/s in it."""
+
+    at_s: float
+    calls_per_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Margin:
+    """Cascade margin of one failure domain: 1 - rho_cold/rho*; negative means vulnerable, not doomed."""
+
+    domain: str
+    lost_share: float
+    cold_load_ratio: float
+    margin: float
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where a pool stands on the triangle: scores in [0, 1] (None where unknown), position, magnitude."""
+
+    latency_score: float | None
+    throughput_score: float | None
+    cost_score: float | None
+    position: Barycentric | None
+    magnitude: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """All that the plan needs to know of one pool.
+
+    replicas: how many serve now; starting: how many are ordered and not yet serving (they count once, for
+    scale-out only); demand: the forecast at the end of the lead time; wanted_s: how long, in seconds, fewer
+    replicas have been enough without interruption.
+    """
+
+    pool: Pool
+    replicas: int
+    starting: int
+    demand: Forecast | Unknown
+    capacity: Capacity | Unknown
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The planned number of replicas of one pool and the constraint that fixed it."""
+
+    pool: str
+    replicas: int
+    raw_replicas: float
+    theta: float
+    demand_calls_per_s: float
+    binding: str
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One entry per situation, in the same order: a target, or why there is none."""
+
+    targets: tuple[Target | Unknown, ...]
