@@ -1,27 +1,30 @@
 """The fleet policy: what is wanted, nothing about how. One YAML file, validated as a whole or refused as a whole.
 
-The models below are the schema (`trimtab schema` prints it as JSON Schema). Errors name file and line and say what
-to change; `load` collects all of them before it gives up.
+The models below are the schema (`trimtab schema` prints it as JSON Schema) and judge each value by itself;
+controller.policy_checks judges how they fit together, and controller.policy_file reads the file. Types are strict:
+"8" is text and 8 a number, so that a wrong quote is found here and not at three in the morning.
 """
 
 from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
+from controller.freeze import openings
 from controller.types import ActionKind, Mode
 
 Share = Annotated[float, Field(ge=0, le=1)]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-Count = Annotated[int, Field(ge=0)]
+Count = Annotated[int, Field(ge=0, le=1_000_000)]
+PositiveCount = Annotated[int, Field(ge=1, le=1_000_000)]
 
 
 class Strict(BaseModel):
     """Unknown keys are errors (a misspelt key must not be silently ignored), and a policy never changes in place."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, str_strip_whitespace=True)
+    model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class PrometheusSource(Strict):
@@ -51,7 +54,7 @@ class ScrapeSource(Strict):
     """Metrics endpoints read directly, without a Prometheus."""
 
     targets: list[ScrapeTarget] = Field(min_length=1)
-    timeout_s: Annotated[float, Field(ge=2)] = 5
+    timeout_s: Annotated[float, Field(ge=2, allow_inf_nan=False)] = 5
 
 
 class LabelNames(Strict):
@@ -171,14 +174,14 @@ class GpuUse(Strict):
     """Which GPUs one replica holds."""
 
     type: str
-    per_replica: PositiveInt = 1
+    per_replica: PositiveCount = 1
 
 
 class ReplicaLimits(Strict):
     """How far the number of replicas may move."""
 
     min: Count = 1
-    max: PositiveInt
+    max: PositiveCount
     sleeping_max: Count = 0
 
 
@@ -190,7 +193,10 @@ class StartTimes(Strict):
 
 
 class PoolPolicy(Strict):
-    """A homogeneous set of replicas: one model build, one GPU type, one place."""
+    """A homogeneous set of replicas: one model build, one GPU type, one place.
+
+    max_num_seqs is what the engines were started with (vLLM --max-num-seqs).
+    """
 
     select: dict[str, str] = Field(min_length=1)
     engine: Literal["vllm", "sglang"] = "vllm"
@@ -198,6 +204,7 @@ class PoolPolicy(Strict):
     gpu: GpuUse
     replicas: ReplicaLimits
     scale: ObjectReference | None = None
+    max_num_seqs: PositiveCount = 256
     start: StartTimes = StartTimes()
     survive: list[Literal["replica", "node", "zone", "pool"]] = []
     mode: Mode | None = None
@@ -209,8 +216,8 @@ class PoolPolicy(Strict):
 class LimitsPolicy(Strict):
     """How fast Trimtab may move. None of them holds back tightening admission or leaving lost capacity."""
 
-    scalings_per_hour: PositiveInt = 12
-    replicas_per_step: PositiveInt = 4
+    scalings_per_hour: PositiveCount = 12
+    replicas_per_step: PositiveCount = 4
     weight_step: Annotated[float, Field(gt=0, le=1)] = 0.04
     scale_in_hold_s: NonNegative = 300
     headroom: Annotated[float, Field(gt=0, le=1)] = 0.7
@@ -220,8 +227,14 @@ class Freeze(Strict):
     """A window in which nothing is moved: it opens at each time of a cron expression (UTC) and lasts `hours`."""
 
     cron: str
-    hours: Positive
+    hours: Annotated[float, Field(gt=0, le=8784)]
     pools: list[str] | None = None
+
+    @field_validator("cron")
+    @classmethod
+    def _is_a_time(cls, cron: str) -> str:
+        openings(cron)
+        return cron
 
 
 class FleetPolicy(Strict):

@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from models.types import Bin, Capacity, Estimate, Forecast, Margin, Placement, Target, Unknown
+from models.types import Bin, Capacity, Estimate, Forecast, Load, Margin, Placement, Target, Unknown
 
 Labels = tuple[tuple[str, str], ...]
 """Label pairs, sorted by name, without empty values (Prometheus holds an empty label to be an absent one)."""
@@ -41,6 +41,7 @@ class Signal(StrEnum):
     KV_BLOCKS = "kv_cache_blocks"
     AWAKE = "engine_awake"
     STEPS_PER_S = "engine_steps_per_s"
+    OPEN_FILES_GROWTH_PER_S = "open_files_growth_per_s"
     FIRST_TOKENS_PER_S = "first_tokens_per_s"
     FINISHED_PER_S = "calls_finished_per_s"
     FAILED_PER_S = "calls_failed_per_s"
@@ -184,7 +185,7 @@ class PoolObservation:
     """One pool over the observation window. Rates are sums over its serving replicas, ratios are of sums.
 
     offered = first tokens + rejections + growth of the queue (never below zero); ttft_s and itl_s are at the
-    service's percentile; kv_usage_ratio is the largest of the replicas', kv_capacity_tokens the smallest.
+    service's percentile, ttft_good_ratio is the share of first tokens within the service's TTFT; kv_usage_ratio is the largest of the replicas', kv_capacity_tokens the smallest.
     """
 
     name: str
@@ -204,6 +205,7 @@ class PoolObservation:
     hit_ratio: Reading
     preemptions_per_s: Reading
     ttft_s: Reading
+    ttft_good_ratio: Reading
     itl_s: Reading
     itl_mean_s: Reading
     kv_usage_ratio: Reading
@@ -230,13 +232,14 @@ class ServiceObservation:
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """The world at `now_s` (Unix seconds), as far as it is known."""
+    """The world at `now_s` (Unix seconds), as far as it is known; outcomes are those of the tick before."""
 
     now_s: float
     window_s: float
     pools: tuple[PoolObservation, ...]
     services: tuple[ServiceObservation, ...]
     holes: tuple[SourceHole, ...]
+    outcomes: tuple[Outcome, ...] = ()
 
 
 class Mode(StrEnum):
@@ -394,12 +397,16 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """A decision to leave a target as it is, and why, as a clause; with the chain up to the point that stopped it."""
+    """A decision to leave a target as it is, and why, as a clause; with the chain up to the point that stopped it.
+
+    alarm: what a human should be called for, where the reason is not the fleet's own good.
+    """
 
     target: str
     kind: ActionKind
     reason: str
     changes: tuple[Change, ...] = ()
+    alarm: AlarmKind | None = None
 
 
 class AlarmKind(StrEnum):
@@ -427,7 +434,7 @@ class Alarm:
 
 @dataclass(frozen=True, slots=True)
 class Assessment:
-    """What the stages before the plan made of one pool; published as metrics and shown by the page."""
+    """What the stages made of one pool, and which move stands; published as metrics and shown by the page."""
 
     pool: str
     capacity: Capacity | Unknown
@@ -435,6 +442,7 @@ class Assessment:
     placement: Placement | Unknown
     margins: tuple[Margin, ...] | Unknown
     target: Target | Unknown
+    standing: Standing | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -459,20 +467,24 @@ class ReplicaMemory:
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """A move that was recommended or requested and is not yet observed; in flight until observed or expired."""
+    """A move that was recommended or requested and is not yet observed; in flight until observed or expired.
+
+    A recommendation does not expire (expires_s is None): it stands until it is followed, replaced or withdrawn.
+    """
 
     move_id: str
     mode: Mode
     replicas_before: int
     replicas_after: int
     since_s: float
-    expires_s: float
+    expires_s: float | None
 
 
 @dataclass(frozen=True, slots=True)
 class PoolState:
     """What is remembered of one pool between ticks.
 
+    load: what the last calls were made of (an idle pool's next calls will resemble them);
     fewer_since_s: since when, without interruption, fewer replicas would have been enough (None: they would not);
     scaled_at_s: times of past moves that change the number of replicas, for the budget per hour.
     """
@@ -480,6 +492,7 @@ class PoolState:
     name: str
     replicas: tuple[ReplicaMemory, ...] = ()
     history: tuple[Bin, ...] = ()
+    load: Load | None = None
     estimate: Estimate | None = None
     standing: Standing | None = None
     fewer_since_s: float | None = None

@@ -51,7 +51,10 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """A homogeneous set of replicas, as the mathematics sees it. gpu and model are None where nobody told us."""
+    """A homogeneous set of replicas, as the mathematics sees it. gpu and model are None where nobody told us.
+
+    max_num_seqs: how many sequences an engine decodes together at most; 256 is what vLLM usually starts with.
+    """
 
     name: str
     service: str
@@ -64,6 +67,7 @@ class Pool:
     replicas_max: int
     cold_start_s: float
     survive_replica: bool
+    max_num_seqs: int = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,11 +117,11 @@ class Steps:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """What is known of a pool type's step time T = overhead + a + b_p*x_p + b_d*x_d + g*K, in seconds.
+    """What is known of the step time of a pool's engines, relative to its prior (see `StepTime`).
 
-    The last factor is the natural logarithm of (true step time / prior step time), Gaussian with the given mean
-    and variance; `largest_batch` is the largest batch that ever taught us something (knowledge beyond it is
-    extrapolation); `observations` counts the accepted windows.
+    ln(true step time / prior step time) is Gaussian with the given mean and variance; `largest_batch` is the largest
+    batch that ever taught us something (knowledge beyond it is extrapolation); `observations` counts the accepted
+    windows.
     """
 
     log_scale_mean: float
@@ -128,7 +132,10 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True)
 class StepTime:
-    """Coefficients of the step-time model: seconds per step, per prefill token, per decoding sequence, per KV token."""
+    """T = fixed + per_prefill_token*x_p + per_sequence*x_d + per_kv_token*K: what one engine step takes, in seconds.
+
+    x_p: prompt tokens computed in the step; x_d: sequences that decode; K: resident KV tokens that they read.
+    """
 
     fixed_s: float
     per_prefill_token_s: float
@@ -152,6 +159,14 @@ class Capacity:
     warm_calls_per_s: Interval
     cold_calls_per_s: Interval
     limit: Limit
+
+
+@dataclass(frozen=True, slots=True)
+class Unloaded:
+    """What a lone call meets on an idle, awake replica: seconds to its first token, and per token after it."""
+
+    ttft_s: float
+    tpot_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +208,24 @@ class Margin:
 
 
 @dataclass(frozen=True, slots=True)
+class Performance:
+    """What a pool achieves against the best it could; None where unknown.
+
+    ttft_s and tpot_s are at the percentile of the SLO; good_share is the share (0-1) of what was offered that ended
+    well inside the SLO; usd_per_call is the price of a successful call now, best_usd_per_call the lowest attainable.
+    """
+
+    slo: Slo
+    ttft_s: float | None = None
+    tpot_s: float | None = None
+    unloaded_ttft_s: float | None = None
+    unloaded_tpot_s: float | None = None
+    good_share: float | None = None
+    usd_per_call: float | None = None
+    best_usd_per_call: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Placement:
     """Where a pool stands on the triangle: scores in [0, 1] (None where unknown), position, magnitude."""
 
@@ -208,8 +241,7 @@ class Situation:
     """All that the plan needs to know of one pool.
 
     replicas: how many serve now; starting: how many are ordered and not yet serving (they count once, for
-    scale-out only); demand: the forecast at the end of the lead time; wanted_s: how long, in seconds, fewer
-    replicas have been enough without interruption.
+    scale-out only); demand: the forecast at the end of the lead time.
     """
 
     pool: Pool

@@ -1,18 +1,4 @@
-"""The signal catalogue: where each canonical signal comes from.
-
-A signal has, per engine (or exporter), alternatives in order of preference: renames over the releases, and other
-spellings of the same thing. The first alternative that a scrape target exposes is taken, the others of that target
-are not. A `Source` says how raw series become the signal's value:
-
-    VALUE    the newest value                      gauges
-    RATE     per-second increase over the window   counters, resets handled per series before any sum
-    DELTA    change per second over the window     gauges whose growth counts
-    AGE      seconds since the newest sample       freshness
-    BUCKETS  RATE of each `le` bucket              classic histograms; native ones where there are no classic ones
-
-then the series of one target are folded (sum over data-parallel ranks and reasons, or max) and scaled to the
-signal's unit. The Prometheus adapter renders sources as PromQL (`promql`), the scrape adapter evaluates them on its
-own series (controller.adapters.series); a test holds the two equal on captured telemetry of real engines.
+"""The signal catalogue: where each canonical signal comes from (controller.adapters.promql says how).
 
 Verified: vLLM 0.32 and DCGM against captures, vLLM 0.9 to 0.33 against the renames read in its wheels. SGLang is
 written from its published metric names (0.5.23) only and was never seen live. Sources: vLLM `v1/metrics/loggers.py`,
@@ -21,57 +7,27 @@ NVIDIA dcgm-exporter `etc/default-counters.csv`, Envoy cluster statistics, OpenT
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from enum import StrEnum
-from typing import assert_never
+from dataclasses import replace
 
+from controller.adapters.promql import Entry, Fold, How, Source, promql
 from controller.types import Level, Signal
 
-
-class How(StrEnum):
-    """How raw series become a value; see the module's docstring."""
-
-    VALUE = "value"
-    RATE = "rate"
-    DELTA = "delta"
-    AGE = "age"
-    BUCKETS = "buckets"
-
-
-class Fold(StrEnum):
-    """How the series of one scrape target become one sample."""
-
-    SUM = "sum"
-    MAX = "max"
-    MIN = "min"
-
-
-@dataclass(frozen=True, slots=True)
-class Source:
-    """One way to get a signal from raw series.
-
-    metric: exposition name (for BUCKETS the family name, without `_bucket`); where: label equalities; where_not:
-    label inequalities; keep: labels that stay on the sample; scale: factor to the signal's unit.
-    """
-
-    metric: str
-    how: How
-    fold: Fold = Fold.SUM
-    where: tuple[tuple[str, str], ...] = ()
-    where_not: tuple[tuple[str, str], ...] = ()
-    keep: tuple[str, ...] = ()
-    scale: float = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """One signal of one engine or exporter: its alternatives, and what its absence means to a user."""
-
-    signal: Signal
-    level: Level
-    sources: tuple[Source, ...]
-    essential: bool
-    about: str
+__all__ = [
+    "DCGM",
+    "ENGINES",
+    "ENVOY",
+    "Entry",
+    "Fold",
+    "GPU_LABELS",
+    "How",
+    "SGLANG",
+    "Source",
+    "TARGETS",
+    "VLLM",
+    "catalogue",
+    "promql",
+    "tasks",
+]
 
 
 def value(*metrics: str, fold: Fold = Fold.SUM, scale: float = 1.0) -> tuple[Source, ...]:
@@ -325,6 +281,14 @@ SGLANG: tuple[Entry, ...] = (
 
 TARGETS: tuple[Entry, ...] = (
     Entry(Signal.UP, Level.REPLICA, value("up", fold=Fold.MAX), False, "whether the last scrape succeeded"),
+    # Not with several API servers in one process group: those publish no process metrics.
+    Entry(
+        Signal.OPEN_FILES_GROWTH_PER_S,
+        Level.REPLICA,
+        (Source("process_open_fds", How.EARLIER),),
+        essential=False,
+        about="connections opened in the older half of the window: unanswered where no engine step followed",
+    ),
 )
 
 MIB = 1024.0 * 1024.0
@@ -447,6 +411,12 @@ def tasks(metric: str, error: tuple[tuple[str, str], ...]) -> tuple[Entry, ...]:
 
 ENGINES: dict[str, tuple[Entry, ...]] = {"vllm": VLLM, "sglang": SGLANG}
 
+RUNNING_SERIES = "vllm:num_requests_running or sglang:num_running_reqs"
+"""PromQL of one series per engine (or data-parallel rank) that is there, with all its labels."""
+
+GPU_SERIES = "DCGM_FI_DEV_FB_USED or DCGM_FI_PROF_GR_ENGINE_ACTIVE"
+"""PromQL of one series per GPU that is there, with all its labels."""
+
 GPU_LABELS = (
     "Hostname",
     "hostname",
@@ -470,34 +440,3 @@ def catalogue(engines: tuple[str, ...], *, gateway: bool, task_entries: tuple[En
         known = merged.get(entry.signal)
         merged[entry.signal] = entry if known is None else replace(known, sources=known.sources + entry.sources)
     return tuple(merged.values())
-
-
-def promql(entry: Entry, by: tuple[str, ...], window_s: float, matchers: str = "") -> str:
-    """The entry as one PromQL expression, grouped by the labels `by`; `matchers` narrows every selector of it."""
-    window = f"{round(window_s * 1000)}ms"
-    return " or ".join(_promql(source, by, window, window_s, matchers) for source in entry.sources)
-
-
-def _promql(source: Source, by: tuple[str, ...], window: str, window_s: float, matchers: str) -> str:
-    conditions = [f'{name}="{text}"' for name, text in source.where]
-    conditions += [f'{name}!="{text}"' for name, text in source.where_not]
-    conditions += [matchers] if matchers else []
-    chosen = f"{{{','.join(conditions)}}}" if conditions else ""
-    group = ", ".join((*by, *source.keep))
-    scale = f" * {source.scale:g}" if source.scale != 1 else ""
-    fold = f"{source.fold.value} by ({group})"
-    match source.how:
-        case How.VALUE:
-            return f"{fold} ({source.metric}{chosen}){scale}"
-        case How.RATE:
-            return f"{fold} (rate({source.metric}{chosen}[{window}])){scale}"
-        case How.DELTA:
-            return f"{fold} (delta({source.metric}{chosen}[{window}])) / {window_s:g}"
-        case How.AGE:
-            return f"{fold} (time() - timestamp({source.metric}{chosen}))"
-        case How.BUCKETS:
-            classic = f"sum by ({group}, le) (rate({source.metric}_bucket{chosen}[{window}]))"
-            native = f"sum by ({group}) (rate({source.metric}{chosen}[{window}]))"
-            return f"({classic} or ({native} unless on ({group}) {classic}))"
-        case _:
-            assert_never(source.how)

@@ -1,0 +1,431 @@
+"""One tick's decision: the order of the stages, and nothing else.
+
+    step(policy, state, observation) -> (state, decision)
+
+is a pure, total function: the same values give the same bytes, whatever they are, and nothing is raised. The live
+daemon, `trimtab replay`, the demo and every benchmark call this one function. Its stages:
+
+    estimate   what calls are made of, what an engine step costs, what a replica carries    models.capacity
+    forecast   offered load at the end of the pool's lead time                              models.demand
+    assess     where the pool stands, what a failure would do                               models.triangle, cascade
+    plan       replicas for that load, with the binding constraint                          models.plan
+    guard      what is left of the plan                                                     controller.guards
+
+Wanted, requested and observed are three things. A move that was recommended or requested is remembered as `Standing`:
+it is not made again while it stands, is in flight until it is observed, and is withdrawn when it stopped being right.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import isfinite
+
+from controller import guards, reasons
+from controller.alarms import alarms
+from controller.freeze import frozen_until
+from controller.guards import Context, Ledger, Proposal
+from controller.observe import FORGET_S
+from controller.policy import FleetPolicy
+from controller.pools import model_pool, model_slo, unobserved
+from controller.types import (
+    ActionKind,
+    Assessment,
+    Change,
+    ControllerState,
+    Decision,
+    Expected,
+    Hold,
+    Known,
+    Mode,
+    Move,
+    Observation,
+    PoolObservation,
+    PoolState,
+    Quadrant,
+    Reading,
+    ReplicaMemory,
+    ReplicaState,
+    Scale,
+    Stage,
+    Standing,
+    Status,
+)
+from models import capacity, cascade, demand, plan, triangle
+from models.types import (
+    Capacity,
+    Estimate,
+    Load,
+    Performance,
+    Placement,
+    Pool,
+    Situation,
+    Slo,
+    Steps,
+    Target,
+    Unknown,
+    Unloaded,
+)
+
+HISTORY_S = 120.0
+"""How much load history the first forecast needs."""
+
+STANDING_LEADS = 3.0
+"""A requested move that is not observed after so many lead times is written off."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """One pool on its way through the stages."""
+
+    pool: Pool
+    slo: Slo
+    observation: PoolObservation
+    memory: PoolState
+    load: Load | Unknown
+    assessment: Assessment
+    current: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Stage:
+    """What one pool's stages share."""
+
+    pool: Pool
+    slo: Slo
+    observation: PoolObservation
+    load: Load | Unknown
+    estimate: Estimate | None
+
+
+def step(policy: FleetPolicy, state: ControllerState, observation: Observation) -> tuple[ControllerState, Decision]:
+    """The next state and the decision for an observation. Total, deterministic, free of I/O."""
+    tick, now_s = state.tick + 1, observation.now_s
+    if not isfinite(now_s):
+        blind = tuple(Hold(name, ActionKind.SCALE, "the observation has no valid time") for name in policy.pools)
+        return replace(state, tick=tick), Decision(tick, now_s, (), blind, (), ())
+    seen = _estimate_and_assess(policy, state, observation)
+    seen = _plan(policy, seen)
+    ledger = _ledger(policy, seen)
+    partial = f"{observation.holes[0].source}: {observation.holes[0].detail}" if observation.holes else None
+    frozen = {name: frozen_until(policy.freeze, now_s, name) for name in policy.pools} if policy.freeze else {}
+    failed = frozenset(o.move_id for o in observation.outcomes if o.status in {Status.FAILED, Status.REFUSED})
+    memories: dict[str, PoolState] = {}
+    moves: list[Move] = []
+    holds: list[Hold] = []
+    for item in sorted(seen, key=_turn):
+        context = Context(
+            policy,
+            policy.pools[item.pool.name],
+            item.observation,
+            item.memory,
+            ledger,
+            now_s,
+            frozen.get(item.pool.name),
+            partial,
+            failed,
+        )
+        memory, verdict = _decide(item, context, tick)
+        memories[item.pool.name] = memory
+        if isinstance(verdict, Hold):
+            holds.append(verdict)
+            continue
+        moves.append(verdict)
+        scale = verdict.actions[0]
+        if isinstance(scale, Scale):
+            ledger = ledger.after(Proposal(scale.pool, scale.before, scale.after, ()), context.pool)
+    decision = Decision(
+        tick,
+        now_s,
+        tuple(moves),
+        (*holds, *_service_holds(policy)),
+        alarms(observation, tuple(item.observation for item in seen), tuple(holds)),
+        tuple(replace(item.assessment, standing=memories[item.pool.name].standing) for item in seen),
+    )
+    return ControllerState(tick, now_s, tuple(memories[item.pool.name] for item in seen)), decision
+
+
+# ------------------------------------------------------------------------------------------- estimate, forecast, assess
+
+
+def _estimate_and_assess(policy: FleetPolicy, state: ControllerState, observation: Observation) -> list[_Seen]:
+    memories = {memory.name: memory for memory in reversed(state.pools)}
+    observed = {pool.name: pool for pool in reversed(observation.pools)}
+    service_of = {pool: service for service, entry in policy.services.items() for pool in entry.pools}
+    seen = []
+    for name in policy.pools:
+        pool_observation = observed.get(name)
+        memory = memories.get(name, PoolState(name))
+        if pool_observation is None:
+            pool_observation = unobserved(name)
+        service = service_of[name]
+        pool, slo = model_pool(policy, name, service), model_slo(policy.services[service].slo)
+        seen.append(_assess(pool, slo, pool_observation, memory, observation.now_s))
+    return seen
+
+
+def _assess(pool: Pool, slo: Slo, observation: PoolObservation, memory: PoolState, now_s: float) -> _Seen:
+    load = _load(observation, memory.load)
+    serving = observation.count(ReplicaState.SERVING)
+    offered = _known(observation.offered_calls_per_s)
+    estimate = memory.estimate
+    if serving == len(observation.replicas):
+        # A pool with a dead, stopped or sleeping replica is in a transient, from which nothing general is learnt.
+        estimate = capacity.update(estimate, pool, _steps(observation, serving), load)
+    history = demand.update(memory.history, now_s, offered, HISTORY_S)
+    carries = capacity.capacity(estimate, pool, slo, load, _known(observation.kv_capacity_tokens))
+    assessment = Assessment(
+        pool=pool.name,
+        capacity=carries,
+        forecast=demand.forecast(history, now_s, pool.cold_start_s),
+        placement=_place(_Stage(pool, slo, observation, load, estimate), carries),
+        margins=cascade.margins(pool, carries, load, serving),
+        target=Unknown("not planned yet"),
+    )
+    memory = replace(
+        memory,
+        replicas=_remember(memory.replicas, observation, now_s),
+        history=history,
+        load=load if isinstance(load, Load) else memory.load,
+        estimate=estimate,
+        scaled_at_s=tuple(at_s for at_s in memory.scaled_at_s if now_s - at_s < 3600),
+    )
+    return _Seen(pool, slo, observation, memory, load, assessment, _current(observation))
+
+
+def _load(observation: PoolObservation, remembered: Load | None) -> Load | Unknown:
+    """What arrives, and what a call is made of; an idle pool's next calls will resemble its last ones."""
+    offered, served = _known(observation.offered_calls_per_s), _known(observation.served_calls_per_s)
+    prompt, output = _known(observation.prompt_tokens_per_s), _known(observation.generation_tokens_per_s)
+    if offered is None:
+        return Unknown("the offered load is unknown")
+    if served is not None and served > 0 and prompt is not None and output is not None and output > 0:
+        hit_ratio = _known(observation.hit_ratio)
+        return Load(offered, prompt / served, output / served, min(hit_ratio or 0.0, 1.0))
+    if remembered is None:
+        return Unknown("no call was served yet, so that nothing is known of its length")
+    return replace(remembered, offered_calls_per_s=offered)
+
+
+def _steps(observation: PoolObservation, serving: int) -> Steps | Unknown:
+    """Mean batch by Little's law: tokens/s of a replica times the seconds between tokens."""
+    itl_s, output = _known(observation.itl_mean_s), _known(observation.generation_tokens_per_s)
+    computed = _known(observation.computed_prompt_tokens_per_s)
+    if itl_s is None or output is None or computed is None or serving == 0 or output <= 0:
+        return Unknown("no output tokens in the window")
+    return Steps(batch=output * itl_s / serving, itl_s=itl_s, prefill_tokens_per_s=computed / serving)
+
+
+def _place(seen: _Stage, carries: Capacity | Unknown) -> Placement | Unknown:
+    """The pool on its triangle. Where there are no task metrics a call is a task."""
+    observation, pool = seen.observation, seen.pool
+    unloaded = capacity.unloaded(seen.estimate, pool, seen.load)
+    offered, served = _known(observation.offered_calls_per_s), _known(observation.served_calls_per_s)
+    good = _known(observation.ttft_good_ratio)
+    usd_per_s = pool.usd_per_gpu_h * pool.gpus_per_replica / 3600
+    best = usd_per_s / carries.warm_calls_per_s.mid if isinstance(carries, Capacity) else None
+    served_well = served * good if served is not None and good is not None else None
+    return triangle.place(
+        Performance(
+            slo=seen.slo,
+            ttft_s=_known(observation.ttft_s),
+            tpot_s=_known(observation.itl_s),
+            unloaded_ttft_s=unloaded.ttft_s if isinstance(unloaded, Unloaded) else None,
+            unloaded_tpot_s=unloaded.tpot_s if isinstance(unloaded, Unloaded) else None,
+            good_share=min(served_well / offered, 1.0) if served_well is not None and offered else None,
+            usd_per_call=usd_per_s * len(observation.replicas) / served_well if served_well else None,
+            best_usd_per_call=best,
+        )
+    )
+
+
+def _remember(
+    memories: tuple[ReplicaMemory, ...], observation: PoolObservation, now_s: float
+) -> tuple[ReplicaMemory, ...]:
+    """When each replica's telemetry was last fresh; one that is gone for `FORGET_S` is forgotten."""
+    last = {memory.name: memory.last_seen_s for memory in memories if now_s - memory.last_seen_s <= FORGET_S}
+    missing = {ReplicaState.DOWN, ReplicaState.BLIND}
+    last.update({replica.name: now_s for replica in observation.replicas if replica.state not in missing})
+    return tuple(ReplicaMemory(name, at_s) for name, at_s in sorted(last.items()))
+
+
+def _current(observation: PoolObservation) -> int:
+    """How many replicas there should be now: the cluster's word, else every replica that is known of."""
+    wanted = _known(observation.fleet.wanted)
+    return round(wanted) if wanted is not None and 0 <= wanted < 1e6 else len(observation.replicas)
+
+
+# --------------------------------------------------------------------------------------------------------------- plan
+
+
+def _plan(policy: FleetPolicy, seen: list[_Seen]) -> list[_Seen]:
+    situations = tuple(
+        Situation(
+            pool=item.pool,
+            replicas=item.observation.count(ReplicaState.SERVING),
+            starting=_starting(item),
+            demand=item.assessment.forecast,
+            capacity=item.assessment.capacity,
+        )
+        for item in seen
+    )
+    targets = plan.plan(situations, policy.limits.headroom).targets
+    return [
+        replace(item, assessment=replace(item.assessment, target=target))
+        for item, target in zip(seen, targets, strict=True)
+    ]
+
+
+def _starting(item: _Seen) -> int:
+    standing = item.memory.standing
+    if standing is None or standing.mode is not Mode.ACT:
+        return 0
+    return max(standing.replicas_after - item.observation.count(ReplicaState.SERVING), 0)
+
+
+def _ledger(policy: FleetPolicy, seen: list[_Seen]) -> Ledger:
+    """GPUs that are neither held nor promised."""
+    free = {name: gpu.count for name, gpu in policy.gpus.items()}
+    for item in seen:
+        standing = item.memory.standing
+        replicas = max(item.current, standing.replicas_after if standing else 0)
+        free[item.pool.gpu_type] = free.get(item.pool.gpu_type, 0) - replicas * item.pool.gpus_per_replica
+    return Ledger(free, None)
+
+
+def _turn(item: _Seen) -> tuple[bool, float]:
+    """Whose turn it is: pools that need more first, then those that have waited longest to give up a replica."""
+    since_s = item.memory.fewer_since_s
+    return since_s is not None, since_s if since_s is not None else 0.0
+
+
+# -------------------------------------------------------------------------------------------------------------- guard
+
+
+def _decide(item: _Seen, context: Context, tick: int) -> tuple[PoolState, Move | Hold]:
+    chain = reasons.links(item.observation, item.assessment, item.slo, context.now_s)
+    target = item.assessment.target
+    memory = _settle(item, context)
+    if isinstance(target, Unknown):
+        return replace(memory, fewer_since_s=None), Hold(item.pool.name, ActionKind.SCALE, target.reason)
+    aim = max(target.replicas, context.pool.replicas.min)
+    promised = memory.standing.replicas_after if memory.standing else item.current
+    fewer_since_s = None
+    if aim < promised:
+        fewer_since_s = context.now_s if memory.fewer_since_s is None else min(memory.fewer_since_s, context.now_s)
+    memory = replace(memory, fewer_since_s=fewer_since_s)
+    context = replace(context, memory=memory)
+    standing = memory.standing
+    if standing is not None:
+        verdict = _stands(standing, target, item, context)
+        if verdict is not None:
+            return memory, verdict
+        memory = replace(memory, standing=None)
+    proposal = guards.narrow(Proposal(item.pool.name, item.current, target.replicas, chain[-1:]), context)
+    if isinstance(proposal, Hold):
+        return memory, replace(proposal, changes=proposal.changes[1:])
+    if proposal.replicas == item.current:
+        return memory, Hold(item.pool.name, ActionKind.SCALE, _enough(target, item.current), proposal.changes[1:])
+    move = _move(item, proposal, (*chain, *proposal.changes[1:]), context, tick)
+    return _after(memory, move, context), move
+
+
+def _settle(item: _Seen, context: Context) -> PoolState:
+    """Forget a standing move that was observed, has failed or expired, or was made in another mode."""
+    memory, standing = item.memory, item.memory.standing
+    if standing is None:
+        return memory
+    expired = standing.expires_s is not None and context.now_s > standing.expires_s
+    observed = item.current == standing.replicas_after
+    failed = standing.move_id in context.failed
+    remoded = standing.mode is not context.policy.mode_of(ActionKind.SCALE, item.pool.name)
+    if not (expired or observed or failed or remoded):
+        return memory
+    return replace(memory, standing=None, fewer_since_s=None if observed else memory.fewer_since_s)
+
+
+def _stands(standing: Standing, target: Target, item: _Seen, context: Context) -> Hold | None:
+    """Why the standing move still answers the plan; None where it does not and a new one is due."""
+    word = "requested" if standing.mode is Mode.ACT else "recommended"
+    text = f"{standing.replicas_after} replicas were {word} at {reasons.clock(standing.since_s)} ({standing.move_id})"
+    aim = max(target.replicas, context.pool.replicas.min)
+    outwards = standing.replicas_after > standing.replicas_before
+    if aim == standing.replicas_after or (not outwards and aim < standing.replicas_after):
+        return Hold(item.pool.name, ActionKind.SCALE, f"{text} and are not observed yet")
+    if outwards and aim > standing.replicas_after:
+        widened = guards.narrow(Proposal(item.pool.name, standing.replicas_after, target.replicas, ()), context)
+        if isinstance(widened, Hold) or widened.replicas <= standing.replicas_after:
+            return Hold(item.pool.name, ActionKind.SCALE, f"{text}; more can't be had now")
+        return None
+    since_s = context.memory.fewer_since_s
+    waited_s = 0.0 if since_s is None else context.now_s - since_s
+    if outwards and waited_s < context.policy.limits.scale_in_hold_s:
+        return Hold(
+            item.pool.name,
+            ActionKind.SCALE,
+            f"{text}; {aim} have been enough for {waited_s:.0f} s, which is too short to withdraw it",
+        )
+    return None
+
+
+def _enough(target: Target, current: int) -> str:
+    if target.replicas == current:
+        return f"{current} replicas are right: {target.binding}"
+    return f"{target.replicas} replicas would be right, but the guards leave {current}"
+
+
+def _move(item: _Seen, proposal: Proposal, chain: tuple[Change, ...], context: Context, tick: int) -> Move:
+    name, before, after = item.pool.name, item.current, proposal.replicas
+    if len(chain) == 4:
+        chain = (*chain, Change(Stage.GUARDED, float(after), float(after), "no guard objects"))
+    expected = _expected(item, before, after, context.now_s)
+    return Move(
+        id=f"{tick}-{name}",
+        target=name,
+        kind=ActionKind.SCALE,
+        mode=context.policy.mode_of(ActionKind.SCALE, name),
+        quadrant=Quadrant.ADD if after > before else Quadrant.SHARE,
+        actions=(Scale(name, before, after),),
+        changes=(*chain, Change(Stage.EXPECTED, float(before), float(after), reasons.expected(expected))),
+        expected=expected,
+    )
+
+
+def _expected(item: _Seen, before: int, after: int, now_s: float) -> Expected:
+    """What the move should do, as far as the first stages can say it."""
+    usd_per_replica_h = item.pool.usd_per_gpu_h * item.pool.gpus_per_replica
+
+    def margin(replicas: int) -> float | None:
+        found = cascade.margins(item.pool, item.assessment.capacity, item.load, replicas)
+        return None if isinstance(found, Unknown) else min((m.margin for m in found), default=None)
+
+    return Expected(
+        at_s=now_s + (item.pool.cold_start_s if after > before else 0.0),
+        usd_per_h_before=before * usd_per_replica_h,
+        usd_per_h_after=after * usd_per_replica_h,
+        margin_before=margin(before),
+        margin_after=margin(after),
+    )
+
+
+def _after(memory: PoolState, move: Move, context: Context) -> PoolState:
+    scale = move.actions[0]
+    if not isinstance(scale, Scale):
+        return memory
+    lead_s = context.pool.start.cold_s
+    expires_s = context.now_s + STANDING_LEADS * lead_s if move.mode is Mode.ACT else None
+    standing = Standing(move.id, move.mode, scale.before, scale.after, context.now_s, expires_s)
+    return replace(memory, standing=standing, fewer_since_s=None, scaled_at_s=(*memory.scaled_at_s, context.now_s))
+
+
+def _service_holds(policy: FleetPolicy) -> tuple[Hold, ...]:
+    """What is not decided is said: silence would read as consent."""
+    holds = []
+    for name, service in policy.services.items():
+        why = "one pool serves it" if len(service.pools) == 1 else "no law for weights is in force"
+        holds.append(Hold(name, ActionKind.WEIGHTS, f"weights stay as they are: {why}"))
+        holds.append(Hold(name, ActionKind.ADMISSION, "limits stay as they are: no law for admission is in force"))
+    return tuple(holds)
+
+
+def _known(reading: Reading) -> float | None:
+    return reading.value if isinstance(reading, Known) and isfinite(reading.value) else None
