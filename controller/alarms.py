@@ -21,8 +21,8 @@ from controller.types import (
 )
 
 _OF_STATE = {
-    ReplicaState.HUNG: (AlarmKind.REPLICA_HUNG, "it answers and does not work; restart it"),
-    ReplicaState.DOWN: (AlarmKind.REPLICA_DOWN, "its capacity is gone until it returns"),
+    ReplicaState.HUNG: (AlarmKind.REPLICA_HUNG, ": restart it"),
+    ReplicaState.DOWN: (AlarmKind.REPLICA_DOWN, ""),
 }
 
 
@@ -48,7 +48,7 @@ def _of_pool(pool: PoolObservation) -> Iterator[Alarm]:
     for replica in pool.replicas:
         if replica.state in _OF_STATE:
             kind, advice = _OF_STATE[replica.state]
-            yield Alarm(kind, f"{pool.name}/{replica.name}", f"{replica.detail}: {advice}")
+            yield Alarm(kind, f"{pool.name}/{replica.name}", f"{replica.detail}{advice}")
     for gpu in pool.gpus:
         if isinstance(gpu.last_xid, Known) and gpu.last_xid.value > 0:
             detail = f"the last XID error of {gpu.name} was {gpu.last_xid.value:.0f}; it may be old"

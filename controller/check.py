@@ -67,7 +67,8 @@ class Findings:
     @property
     def fatal(self) -> bool:
         """Whether anything that the daemon needs is missing."""
-        return bool(self.unanswered) or any(finding.fatal for finding in (*self.pools, *self.services))
+        blind = any(pool.fatal for pool in self.pools) or any(service.fatal for service in self.services)
+        return bool(self.unanswered) or blind
 
 
 def findings(policy: FleetPolicy, snapshot: Snapshot, wanted: Mapping[str, tuple[Wanted, ...]]) -> Findings:

@@ -23,7 +23,8 @@ from rich.progress import track
 from controller import answers, check, demo, explain, logs, loop, replay, settings, tables
 from controller.adapters import recording, signals
 from controller.adapters.clock import WallClock
-from controller.adapters.journal import SqliteJournal, canonical_bytes
+from controller.adapters.codec import canonical_bytes
+from controller.adapters.journal import JournalReader, SqliteJournal, open_reader
 from controller.adapters.prometheus import PrometheusTelemetry
 from controller.adapters.scrape import ScrapeTelemetry
 from controller.errors import PolicyError, TrimtabError
@@ -148,22 +149,17 @@ def explain_decision(
 ) -> None:
     """The chain of reasons behind the last decisions in the journal, as sentences."""
     path = settings.load(journal=journal).journal
-    with contextlib.closing(SqliteJournal.read_only(path)) as records:
-        shown = 0
-        for entry in records.newest_first():
-            fleet = parse(entry.policy_text, "the journal", telemetry_required=False).policy
+    with contextlib.closing(open_reader(path)) as records:
+        newest = tuple(records.tail(1)) if not last else _last_moves(records, pool, last)
+        for record in newest:
+            fleet = parse(records.policy_text(record.policy_sha256), "the journal", telemetry_required=False).policy
             _known_pool(pool, fleet)
-            record = entry.record
             if not last:
                 out.print(explain.record_text(record, fleet, pool), markup=False, soft_wrap=True)
-                return
-            for move in record.decision.moves:
-                if pool in {None, move.target} and shown < last:
+            for move in record.decision.moves if last else ():
+                if pool in {None, move.target}:
                     out.print(explain.move_text(move, record), markup=False, soft_wrap=True)
-                    shown += 1
-            if shown >= last:
-                return
-    if not shown:
+    if not newest:
         out.print(f"{path} holds no {'move' if last else 'tick'} yet.", markup=False)
 
 
@@ -173,7 +169,7 @@ def replay_journal(
     as_json: JsonOption = False,
 ) -> None:
     """Run the recorded observations through the decision again: the decisions must be the recorded ones."""
-    with contextlib.closing(SqliteJournal.read_only(journal)) as records:
+    with contextlib.closing(open_reader(journal)) as records:
         total, differing = _replay(records, quiet=as_json)
     if as_json:
         sys.stdout.write(answers.encode({"replayed": total, "differing_ticks": differing}).decode() + "\n")
@@ -228,7 +224,7 @@ def play_demo(
     logs.configure("console", "error")
     telemetry = recording.RecordingTelemetry(recording.VLLM_CPU)
     path = recording.VLLM_CPU.parent / "vllm_cpu.yaml"
-    loaded = parse(path.read_text(encoding="utf-8"), path.name, telemetry_required=False)
+    loaded = load(path, telemetry_required=False)
     if journal is not None and journal.exists():
         raise TrimtabError(f"{journal} exists already; name another file with --journal, or move it away first.")
     with tempfile.TemporaryDirectory(prefix="trimtab-demo-") as folder:
@@ -243,7 +239,7 @@ def play_demo(
                 lambda listen: daemon.run(listen=listen), out, "00:00:00", telemetry.start_s, telemetry.end_s
             )
         demo.summary(story, out)
-        with contextlib.closing(SqliteJournal.read_only(kept)) as records:
+        with contextlib.closing(open_reader(kept)) as records:
             total, differing = _replay(records, quiet=True)
     out.print(f"{story.ticks} ticks; {total} replayed from the journal, {len(differing)} of them decided differently.")
     if journal is not None:
@@ -276,18 +272,34 @@ def _patience_s(policy: FleetPolicy) -> float:
 
 
 def _recent(path: Path, count: int) -> tuple[TickRecord, ...]:
-    with contextlib.closing(SqliteJournal.read_only(path)) as records:
+    with contextlib.closing(open_reader(path)) as records:
         return tuple(records.tail(count))
 
 
-def _replay(records: SqliteJournal, *, quiet: bool) -> tuple[int, list[int]]:
+def _last_moves(records: JournalReader, pool: str | None, count: int) -> tuple[TickRecord, ...]:
+    """The newest records with moves (of the pool), at most `count`, oldest first; read backwards in portions."""
+    found: list[TickRecord] = []
+    newest = next((record.decision.tick for record in records.tail(1)), 0)
+    while newest > 0 and len(found) < count:
+        portion = list(records.records(max(newest - 199, 1), newest))
+        moving = [r for r in portion if any(pool in {None, move.target} for move in r.decision.moves)]
+        found = moving + found
+        if not portion:
+            break
+        newest = portion[0].decision.tick - 1
+    return tuple(found[-count:])
+
+
+def _replay(records: JournalReader, *, quiet: bool) -> tuple[int, list[int]]:
     def policy(text: str) -> FleetPolicy:
         return parse(text, "the journal", telemetry_required=False).policy
 
-    entries = records.replayable()
-    shown = entries if quiet else track(entries, "replaying", total=records.count(), console=out, transient=True)
+    steps = records.replayable()
+    ticks = next((record.decision.tick for record in records.tail(1)), 0)
+    shown = steps if quiet else track(steps, "replaying", total=ticks, console=out, transient=True)
+    entries = (replay.Recorded(entry.state_before, entry.policy_text, entry.record) for entry in shown)
     total, differing = 0, []
-    for replayed in replay.replay(shown, policy, canonical_bytes):
+    for replayed in replay.replay(entries, policy, canonical_bytes):
         total += 1
         if not replayed.same:
             differing.append(replayed.record.decision.tick)

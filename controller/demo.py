@@ -17,40 +17,54 @@ from rich.table import Table
 from controller import reasons
 from controller.types import Alarm, AlarmKind, Known, Move, Scale, Stage, TickRecord
 
+INTRODUCTION = (
+    "Two real vLLM engines, recorded for six minutes: idle, a ramp, a burst, KV-cache pressure, a kill -9\n"
+    "with a restart, a hang. The daemon's own loop reads them on virtual time; it recommends, no more.\n"
+)
+
+
+@dataclass(slots=True)
+class Span:
+    """An alarm from the first to the last tick that raised it without a break, Unix s."""
+
+    alarm: Alarm
+    first_s: float
+    last_s: float
+
 
 @dataclass(slots=True)
 class Story:
-    """What happened so far: moves, and alarms with the times between which they were raised."""
+    """What happened so far: moves, alarms that are over, alarms that are raised."""
 
     moves: list[tuple[float, Move]] = field(default_factory=list)
-    alarms: dict[tuple[AlarmKind, str], tuple[float, float, str]] = field(default_factory=dict)
-    raised: frozenset[tuple[AlarmKind, str]] = frozenset()
+    over: list[Span] = field(default_factory=list)
+    raised: dict[tuple[AlarmKind, str], Span] = field(default_factory=dict)
     ticks: int = 0
 
     def tell(self, record: TickRecord) -> list[str]:
         """Take in one tick, and return the lines that a person should read about it."""
         decision = record.decision
-        at = reasons.clock(decision.now_s)
+        now_s, at = decision.now_s, f"[bold]{reasons.clock(decision.now_s)}[/]"
         self.ticks += 1
         lines = []
         for move in decision.moves:
-            self.moves.append((decision.now_s, move))
-            lines.append(f"[bold]{at}[/]  [cyan]{move.target}[/]  {_what(move)}  ({move.quadrant.value}): {_why(move)}")
-        raised = frozenset((alarm.kind, alarm.target) for alarm in decision.alarms)
-        for alarm in decision.alarms:
-            lines += self._alarm(alarm, decision.now_s, at)
-        lines += [
-            f"[bold]{at}[/]  [green]over[/]   {kind.value} of {target}" for kind, target in sorted(self.raised - raised)
-        ]
-        self.raised = raised
+            self.moves.append((now_s, move))
+            lines.append(f"{at}  [cyan]{move.target}[/]  {_what(move)}: {_why(move)}")
+        seen = {(alarm.kind, alarm.target): alarm for alarm in decision.alarms}
+        for key, alarm in seen.items():
+            if key in self.raised:
+                self.raised[key].last_s = now_s
+            else:
+                self.raised[key] = Span(alarm, now_s, now_s)
+                lines.append(f"{at}  [red]alarm {alarm.kind.value}[/]  {alarm.target}: {alarm.detail}")
+        for key in [key for key in self.raised if key not in seen]:
+            self.over.append(self.raised.pop(key))
+            lines.append(f"{at}  [green]over  {key[0].value}[/]  {key[1]}")
         return lines
 
-    def _alarm(self, alarm: Alarm, now_s: float, at: str) -> list[str]:
-        key = (alarm.kind, alarm.target)
-        new = key not in self.raised
-        first_s, _, detail = self.alarms.get(key, (now_s, now_s, alarm.detail))
-        self.alarms[key] = (first_s, now_s, detail)
-        return [f"[bold]{at}[/]  [red]alarm[/]  {alarm.kind.value}: {alarm.target}: {alarm.detail}"] if new else []
+    def alarms(self) -> list[Span]:
+        """Every span, by its start."""
+        return sorted([*self.over, *self.raised.values()], key=lambda span: span.first_s)
 
 
 def play(
@@ -87,18 +101,22 @@ def summary(story: Story, console: Console) -> None:
     alarms = Table(title="What it called for help about", title_justify="left", width=100)
     for column, style in (("from", "bold"), ("to", "bold"), ("alarm", "red"), ("about", "")):
         alarms.add_column(column, style=style)
-    for (kind, target), (first_s, last_s, detail) in story.alarms.items():
-        alarms.add_row(reasons.clock(first_s), reasons.clock(last_s), kind.value, f"{target}: {detail}")
-    if story.alarms:
+    for span in story.alarms():
+        about = f"{span.alarm.target}: {span.alarm.detail}"
+        alarms.add_row(reasons.clock(span.first_s), reasons.clock(span.last_s), span.alarm.kind.value, about)
+    if alarms.row_count:
         console.print(alarms)
 
 
 def _what(move: Move) -> str:
-    return "; ".join(f"{a.before} -> {a.after} replicas" for a in move.actions if isinstance(a, Scale))
+    return "; ".join(f"{a.before} -> {reasons.replicas(a.after)}" for a in move.actions if isinstance(a, Scale))
 
 
 def _why(move: Move) -> str:
-    return next(change.reason for change in move.changes if change.stage is Stage.PLANNED)
+    """The plan's reason, and those of the guards that changed it."""
+    planned = [change.reason for change in move.changes if change.stage is Stage.PLANNED]
+    guarded = [c.reason for c in move.changes if c.stage is Stage.GUARDED and c.before != c.after]
+    return "; ".join(planned + guarded)
 
 
 def _state(record: TickRecord) -> str:

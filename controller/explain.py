@@ -13,7 +13,7 @@ import textwrap
 
 from controller.policy import FleetPolicy
 from controller.pools import model_slo
-from controller.reasons import clock, links
+from controller.reasons import clock, links, replicas
 from controller.types import (
     ActionKind,
     Alarm,
@@ -34,7 +34,7 @@ _WORD = {Mode.OBSERVE: "observed", Mode.RECOMMEND: "recommended", Mode.ACT: "req
 def headline(move: Move, at_s: float) -> str:
     """A move in one line."""
     what = "; ".join(
-        f"{action.before} -> {action.after} replicas" if isinstance(action, Scale) else type(action).__name__
+        f"{action.before} -> {replicas(action.after)}" if isinstance(action, Scale) else type(action).__name__
         for action in move.actions
     )
     left = f"{clock(at_s)}  {move.target}  {what}  ({move.quadrant.value})"

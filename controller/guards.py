@@ -108,18 +108,18 @@ def mode(proposal: Proposal, context: Context) -> Proposal | Hold:
 
 def doubt(proposal: Proposal, context: Context) -> Proposal | Hold:
     """Missing data never scales in."""
-    if not proposal.inwards:
-        return proposal
-    silent = [r for r in context.observation.replicas if r.state not in {ReplicaState.SERVING, ReplicaState.ASLEEP}]
-    if silent:
-        first = silent[0]
-        return proposal.hold(f"no scale-in while {first.name} is {first.state.value} ({first.detail})")
-    for replica in context.observation.replicas:
+    why = doubted(context.observation, context.partial)
+    return proposal.hold(f"no scale-in while {why}") if proposal.inwards and why is not None else proposal
+
+
+def doubted(observation: PoolObservation, partial: str | None) -> str | None:
+    """What is missing from the picture of a pool, as a clause; None where it is whole."""
+    for replica in observation.replicas:
+        if replica.state not in {ReplicaState.SERVING, ReplicaState.ASLEEP}:
+            return f"{replica.name} is {replica.state.value} ({replica.detail})"
         if replica.state is ReplicaState.SERVING and not isinstance(replica.first_tokens_per_s, Known):
-            return proposal.hold(f"no scale-in while the load of {replica.name} is unknown")
-    if context.partial is not None:
-        return proposal.hold(f"no scale-in on partial telemetry ({context.partial})")
-    return proposal
+            return f"the load of {replica.name} is unknown"
+    return None if partial is None else f"telemetry is partial ({partial})"
 
 
 def frozen(proposal: Proposal, context: Context) -> Proposal | Hold:

@@ -8,10 +8,10 @@ from typing import Literal
 
 import structlog
 
-from controller.policy import ActionKind, FleetPolicy
+from controller.policy import FleetPolicy
 from controller.policy_file import LoadedPolicy
 from controller.settings import Settings
-from controller.types import Mode
+from controller.types import ActionKind, Mode
 
 _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 
@@ -36,6 +36,8 @@ def configure(form: Literal["console", "json"], level: str) -> None:
     )
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(structlog.stdlib.ProcessorFormatter(processor=renderer, foreign_pre_chain=before))
+    # It tells of every request at INFO.
+    logging.getLogger("httpx").setLevel(logging.WARNING)
     logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
 
 

@@ -1,6 +1,7 @@
 """How the values of a policy fit together: one function per rule, each naming place, fault and remedy.
 
-`CHECKS` are errors: the policy is refused. `CAUTIONS` are warnings: the policy works, but maybe not as it was meant.
+`CHECKS` and `REFERENCES` (names that must exist) are errors: the policy is refused. What is only doubtful is in
+controller.policy_cautions.
 
 Inventory is judged at its worst that is certain: the floors of all pools must fit at the same time, that is, for each
 GPU type  sum over pools of min * per_replica <= count.  Two pools with 2 replicas of 4 GPUs and 1 of 8 need 16.
@@ -18,9 +19,8 @@ from urllib.parse import urlsplit
 
 from controller.policy import CornerTarget, FleetPolicy
 from controller.policy_faults import suggestion
-from controller.policy_text import KeyPath, Problem, described
+from controller.policy_text import KeyPath, Problem, described, quoted
 from controller.types import ActionKind, Mode
-from models import hardware
 
 LABEL = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
 METRIC = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
@@ -38,10 +38,11 @@ class Names:
     served: frozenset[str]
 
 
-Check = Callable[[FleetPolicy, Names], Iterator[Problem]]
+Check = Callable[[FleetPolicy], Iterator[Problem]]
+Reference = Callable[[FleetPolicy, Names], Iterator[Problem]]
 
 
-def no_source(policy: FleetPolicy, names: Names) -> Iterator[Problem]:
+def no_source(policy: FleetPolicy) -> Iterator[Problem]:
     """A daemon needs telemetry; the recorded demo brings its own."""
     if policy.telemetry.prometheus is None and policy.telemetry.scrape is None:
         yield Problem(
@@ -50,19 +51,21 @@ def no_source(policy: FleetPolicy, names: Names) -> Iterator[Problem]:
         )
 
 
-def two_sources(policy: FleetPolicy, names: Names) -> Iterator[Problem]:
+def two_sources(policy: FleetPolicy) -> Iterator[Problem]:
     """Two sources would contradict each other."""
     if policy.telemetry.prometheus is not None and policy.telemetry.scrape is not None:
         yield Problem(("telemetry",), "names two sources; keep prometheus or scrape and take the other away")
 
 
-def addresses(policy: FleetPolicy, names: Names) -> Iterator[Problem]:
+def addresses(policy: FleetPolicy) -> Iterator[Problem]:
     """URLs are absolute, and hold neither secrets (the journal keeps the policy's text) nor what adapters add."""
     telemetry = policy.telemetry
     if telemetry.prometheus is not None:
         path: KeyPath = ("telemetry", "prometheus", "url")
         url = telemetry.prometheus.url
         fault = _address_fault(url, "http://prometheus.monitoring:9090")
+        if fault is None and "@" in urlsplit(url).netloc:
+            fault = "holds a user name, and the policy's text is recorded; use username and password_file instead"
         if fault is None and ("?" in url or "#" in url):
             fault = "has a query or fragment; write the base address only, without ? and #"
         if fault is None and url.rstrip("/").endswith("/api/v1"):
@@ -86,19 +89,17 @@ def _address_fault(url: str, example: str) -> str | None:
         return f"is {shown}, which is no address ({error}); write one like {example}"
     if parts.scheme not in {"http", "https"} or not host:
         return f"is {shown}, and an http or https address with a host is wanted; write one like {example}"
-    if parts.username is not None or parts.password is not None:
-        return "holds a user name or password; put them in username and password_file, as the policy's text is recorded"
     return None
 
 
-def windows(policy: FleetPolicy, names: Names) -> Iterator[Problem]:
+def windows(policy: FleetPolicy) -> Iterator[Problem]:
     """A rate needs two samples in its window, and a sample must stay fresh until the next one comes."""
     telemetry = policy.telemetry
     window_s, fresh_s, interval_s = telemetry.window_s, telemetry.fresh_s, telemetry.interval_s
     if window_s < LEAST_WINDOW_S:
         yield Problem(
             ("telemetry", "window_s"),
-            f"is {window_s:g}, and no rate can be had from less than {LEAST_WINDOW_S:g} s; give it at least two scrapes",
+            f"is {window_s:g}, and no rate can be had from less than {LEAST_WINDOW_S:g} s; make it two scrapes long",
         )
     elif telemetry.scrape is not None and window_s < 2 * interval_s:
         yield Problem(
@@ -113,7 +114,7 @@ def windows(policy: FleetPolicy, names: Names) -> Iterator[Problem]:
         )
 
 
-def credentials(policy: FleetPolicy, names: Names) -> Iterator[Problem]:
+def credentials(policy: FleetPolicy) -> Iterator[Problem]:
     """Who Trimtab says that it is: one way, completely."""
     source = policy.telemetry.prometheus
     if source is None:
@@ -139,7 +140,7 @@ def credentials(policy: FleetPolicy, names: Names) -> Iterator[Problem]:
             )
 
 
-def labels(policy: FleetPolicy, names: Names) -> Iterator[Problem]:
+def labels(policy: FleetPolicy) -> Iterator[Problem]:
     """Names of labels and metrics are Prometheus's, and an empty label value means "has no such label" there."""
     for path, pairs in _label_sets(policy):
         for name, value in pairs.items():
@@ -176,7 +177,7 @@ def _label(name: str) -> str:
     return re.sub(r"[^a-zA-Z0-9_]", "_", re.sub(r"^(?![a-zA-Z_])", "_", name))[:60]
 
 
-def plain_names(policy: FleetPolicy, names: Names) -> Iterator[Problem]:
+def plain_names(policy: FleetPolicy) -> Iterator[Problem]:
     """Names become labels of metrics and words of sentences."""
     groups = (("gpus", policy.gpus), ("services", policy.services), ("pools", policy.pools))
     for kind, group in groups:
@@ -195,16 +196,16 @@ def served_pools(policy: FleetPolicy, names: Names) -> Iterator[Problem]:
             path: KeyPath = ("services", name, "pools", index)
             if pool not in names.pools:
                 yield Problem(
-                    path, f"names pool {_quoted(pool)}, which is not under pools; {suggestion(pool, names.pools)}"
+                    path, f"names pool {quoted(pool)}, which is not under pools; {suggestion(pool, names.pools)}"
                 )
             elif owner.setdefault(pool, name) != name:
                 yield Problem(
                     path,
-                    f"names pool {_quoted(pool)}, which service {_quoted(owner[pool])} has already; a pool serves one "
+                    f"names pool {quoted(pool)}, which service {quoted(owner[pool])} has already; a pool serves one "
                     "service, so take it away from one of them",
                 )
             elif pool in service.pools[:index]:
-                yield Problem(path, f"names pool {_quoted(pool)} a second time; take it away")
+                yield Problem(path, f"names pool {quoted(pool)} a second time; take it away")
 
 
 def unserved_pools(policy: FleetPolicy, names: Names) -> Iterator[Problem]:
@@ -220,11 +221,11 @@ def gpu_types(policy: FleetPolicy, names: Names) -> Iterator[Problem]:
         if pool.gpu.type not in names.gpus:
             yield Problem(
                 ("pools", name, "gpu", "type"),
-                f"is {_quoted(pool.gpu.type)}, which is not under gpus; {suggestion(pool.gpu.type, names.gpus)}",
+                f"is {quoted(pool.gpu.type)}, which is not under gpus; {suggestion(pool.gpu.type, names.gpus)}",
             )
 
 
-def replica_limits(policy: FleetPolicy, names: Names) -> Iterator[Problem]:
+def replica_limits(policy: FleetPolicy) -> Iterator[Problem]:
     """Limits are in order."""
     for name, pool in policy.pools.items():
         limits = pool.replicas
@@ -237,7 +238,7 @@ def replica_limits(policy: FleetPolicy, names: Names) -> Iterator[Problem]:
             )
 
 
-def inventory(policy: FleetPolicy, names: Names) -> Iterator[Problem]:
+def inventory(policy: FleetPolicy) -> Iterator[Problem]:
     """The floors of all pools fit into the GPUs there are."""
     needs: dict[str, list[tuple[str, int]]] = defaultdict(list)
     for name, pool in policy.pools.items():
@@ -246,27 +247,27 @@ def inventory(policy: FleetPolicy, names: Names) -> Iterator[Problem]:
         needed = sum(gpus for _, gpus in needs[gpu_type])
         if needed > stock.count:
             by_need = sorted(((name, gpus) for name, gpus in needs[gpu_type] if gpus), key=lambda need: -need[1])
-            share = ", ".join(f"{_quoted(name)} {gpus}" for name, gpus in by_need[:5])
+            share = ", ".join(f"{quoted(name)} {gpus}" for name, gpus in by_need[:5])
+            more = ", ..." if len(by_need) > 5 else ""
             yield Problem(
                 ("gpus", gpu_type, "count"),
-                f"is {stock.count}, and the minima of the pools need {needed} ({share}{', ...' if len(by_need) > 5 else ''}); "
-                "lower a replicas.min or raise count",
+                f"is {stock.count}, and the minima of the pools need {needed} ({share}{more}); lower a replicas.min or "
+                "raise count",
             )
 
 
-def rival_selects(policy: FleetPolicy, names: Names) -> Iterator[Problem]:
+def rival_selects(policy: FleetPolicy) -> Iterator[Problem]:
     """No engine's series may match two pools for certain."""
-    for narrow, wide in _selects(policy):
+    for narrow, wide in undistinguished(policy):
         if policy.pools[wide].select.items() <= policy.pools[narrow].select.items():
-            same = policy.pools[wide].select == policy.pools[narrow].select
+            same = "the very engines" if policy.pools[wide].select == policy.pools[narrow].select else "engines"
             yield Problem(
                 ("pools", narrow, "select"),
-                f"{'is the same as' if same else 'is a part of'} what pool {_quoted(wide)} selects, so that both would "
-                "claim the same engines; add a label to each that tells them apart",
+                f"claims {same} that pool {quoted(wide)} claims too; add a label to each that tells them apart",
             )
 
 
-def _selects(policy: FleetPolicy) -> Iterator[tuple[str, str]]:
+def undistinguished(policy: FleetPolicy) -> Iterator[tuple[str, str]]:
     """Pairs of pools of which no label says that they differ, the one with more labels first."""
     pools = list(policy.pools)
     for index, one in enumerate(pools):
@@ -277,7 +278,7 @@ def _selects(policy: FleetPolicy) -> Iterator[tuple[str, str]]:
                 yield (one, other) if len(mine) >= len(theirs) else (other, one)
 
 
-def shares(policy: FleetPolicy, names: Names) -> Iterator[Problem]:
+def shares(policy: FleetPolicy) -> Iterator[Problem]:
     """Shares are of one whole."""
     for name, service in policy.services.items():
         target = service.target
@@ -299,94 +300,18 @@ def frozen_pools(policy: FleetPolicy, names: Names) -> Iterator[Problem]:
             if pool not in names.pools:
                 yield Problem(
                     ("freeze", index, "pools", position),
-                    f"names pool {_quoted(pool)}, which is not under pools; {suggestion(pool, names.pools)}",
+                    f"names pool {quoted(pool)}, which is not under pools; {suggestion(pool, names.pools)}",
                 )
 
 
-def hands(policy: FleetPolicy, names: Names) -> Iterator[Problem]:
+def hands(policy: FleetPolicy) -> Iterator[Problem]:
     """To act on a pool's size, something must be named that has it."""
     for name, pool in policy.pools.items():
         if pool.scale is None and policy.mode_of(ActionKind.SCALE, name) is Mode.ACT:
             yield Problem(
                 ("pools", name),
-                "is in mode act and names nothing to scale; add scale: {kind: Deployment, namespace: ..., name: ...}, or "
-                "set its mode to recommend",
-            )
-
-
-# ----------------------------------------------------------------------------------------------------------- cautions
-
-
-def unknown_hardware(policy: FleetPolicy, names: Names) -> Iterator[Problem]:
-    """Without the card's figures the first capacity estimate is wide; it narrows with traffic."""
-    for name, stock in policy.gpus.items():
-        if hardware.gpu(name, "bf16", stock.memory_gib, stock.bandwidth_gb_per_s, stock.dense_tflops) is None:
-            yield Problem(
-                ("gpus", name),
-                "is not in the catalogue of GPUs, so that capacity is unknown until traffic has been seen; add "
-                "memory_gib, bandwidth_gb_per_s and dense_tflops",
-            )
-
-
-def unused_hardware(policy: FleetPolicy, names: Names) -> Iterator[Problem]:
-    """A misspelt or forgotten type."""
-    used = {pool.gpu.type for pool in policy.pools.values()}
-    for name in policy.gpus:
-        if name not in used:
-            yield Problem(("gpus", name), "is used by no pool; name it in a pool's gpu.type, or take it away")
-
-
-def unknown_models(policy: FleetPolicy, names: Names) -> Iterator[Problem]:
-    """As for hardware: the prior needs the model's size."""
-    for name, pool in policy.pools.items():
-        if pool.model.parameters is None:
-            yield Problem(
-                ("pools", name, "model"),
-                "has no parameters, so that capacity is unknown until traffic has been seen; add their number, "
-                "such as 70.0e9",
-            )
-
-
-def one_class(policy: FleetPolicy, names: Names) -> Iterator[Problem]:
-    """Classes that no header tells apart are one."""
-    for name, service in policy.services.items():
-        if service.classes and service.headers.priority is None:
-            yield Problem(
-                ("services", name, "classes"),
-                "can't be told apart without headers.priority, so that the service is planned as one class; name the "
-                "request header that carries the class",
-            )
-
-
-def hasty_clients(policy: FleetPolicy, names: Names) -> Iterator[Problem]:
-    """An SLO beyond the clients' patience can't be kept."""
-    for name, service in policy.services.items():
-        if service.clients.timeout_s <= service.slo.ttft_s:
-            yield Problem(
-                ("services", name, "clients", "timeout_s"),
-                f"is {service.clients.timeout_s:g} s, no more than slo.ttft_s {service.slo.ttft_s:g} s: clients give up "
-                "while the SLO is still kept; correct one of them",
-            )
-
-
-def likely_rivals(policy: FleetPolicy, names: Names) -> Iterator[Problem]:
-    """Selects without a common label may or may not match the same engines."""
-    for one, other in _selects(policy):
-        if not policy.pools[other].select.items() <= policy.pools[one].select.items():
-            yield Problem(
-                ("pools", one, "select"),
-                f"and that of pool {_quoted(other)} have no label with different values, so that both may claim the same "
-                "engines; give both a label that tells them apart",
-            )
-
-
-def bare_targets(policy: FleetPolicy, names: Names) -> Iterator[Problem]:
-    """Targets are read as they stand."""
-    for index, target in enumerate(policy.telemetry.scrape.targets if policy.telemetry.scrape else ()):
-        if urlsplit(target.url).path in {"", "/"}:
-            yield Problem(
-                ("telemetry", "scrape", "targets", index, "url"),
-                f"is {described(target.url)} without a path; engines publish their metrics at /metrics",
+                "is in mode act and names nothing to scale; add scale: {kind: Deployment, namespace: ..., name: ...}, "
+                "or set its mode to recommend",
             )
 
 
@@ -397,27 +322,11 @@ CHECKS: tuple[Check, ...] = (
     credentials,
     labels,
     plain_names,
-    served_pools,
-    unserved_pools,
-    gpu_types,
     replica_limits,
     inventory,
     rival_selects,
     shares,
-    frozen_pools,
     hands,
 )
 
-CAUTIONS: tuple[Check, ...] = (
-    unknown_hardware,
-    unused_hardware,
-    unknown_models,
-    one_class,
-    hasty_clients,
-    likely_rivals,
-    bare_targets,
-)
-
-
-def _quoted(name: str) -> str:
-    return described(name).removeprefix("the text ")
+REFERENCES: tuple[Reference, ...] = (served_pools, unserved_pools, gpu_types, frozen_pools)

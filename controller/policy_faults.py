@@ -20,7 +20,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from controller.policy import CornerTarget, FleetPolicy
-from controller.policy_text import Document, Json, KeyPath, Problem, described
+from controller.policy_text import Document, Json, KeyPath, Problem, described, quoted
 
 ROUNDS = 8
 """Setting aside climbs at least one level of the file per round, and it has six."""
@@ -71,13 +71,9 @@ def suggestion(word: str, known: Iterable[str]) -> str:
     choices = list(known)
     close = difflib.get_close_matches(word, choices, n=1, cutoff=0.6)
     if close:
-        return f"did you mean {_quoted(close[0])}?"
-    listed = ", ".join(_quoted(choice) for choice in choices[:20])
+        return f"did you mean {quoted(close[0])}?"
+    listed = ", ".join(quoted(choice) for choice in choices[:20])
     return f"there are {listed}{' and others' if len(choices) > 20 else ''}" if choices else "there are none"
-
-
-def _quoted(word: str) -> str:
-    return described(word).removeprefix("the text ")
 
 
 def _set_aside(data: dict[str, Json], path: KeyPath) -> bool:
@@ -120,7 +116,8 @@ def _fault(raw: ErrorDetails, data: dict[str, Json]) -> list[Problem]:
                 return []
     if raw["loc"][-1:] == ("[key]",):
         return [Problem(path, f"is not a known key here; {suggestion(str(path[-1]), _expected(raw))}")]
-    return [Problem(path, _text(raw, path, value) + (", or give a mapping of three shares" if is_choice else ""))]
+    text = _text(raw, path, value)
+    return [Problem(path, text.replace(" is wanted", " or a mapping of shares is wanted", 1) if is_choice else text)]
 
 
 def _text(raw: ErrorDetails, path: KeyPath, value: Json) -> str:
@@ -130,33 +127,32 @@ def _text(raw: ErrorDetails, path: KeyPath, value: Json) -> str:
         case "extra_forbidden":
             return f"is not a known key here; {suggestion(str(path[-1]), _keys(path[:-1]))}"
         case "value_error":
-            return f"{_quoted(str(value))} {raw['ctx']['error']}"
+            return f"{quoted(str(value))} {raw['ctx']['error']}"
         case _:
             return f"is {described(value)}, and {_wanted(raw, path)} is wanted{_remedy(raw, value)}"
 
 
+_KINDS = {
+    "string_type": "text",
+    "int_type": "a whole number",
+    "float_type": "a number",
+    "finite_number": "a finite number",
+    "list_type": "a list",
+    "dict_type": "a mapping of names to values",
+}
+
+
 def _wanted(raw: ErrorDetails, path: KeyPath) -> str:
-    limits = raw.get("ctx", {})
     match raw["type"]:
-        case "string_type":
-            return "text"
-        case "int_type":
-            return "a whole number"
-        case "float_type":
-            return "a number"
-        case "finite_number":
-            return "a finite number"
-        case "list_type":
-            return "a list"
-        case "dict_type":
-            return "a mapping of names to values"
+        case kind if kind in _KINDS:
+            return _KINDS[kind]
         case "model_type":
             return f"a mapping with keys such as {', '.join(list(_keys(path))[:4])}"
         case "literal_error" | "enum":
             expected = _expected(raw)
             return f"one of {', '.join(expected)}" if len(expected) > 1 else expected[0]
         case "too_short":
-            return f"at least {limits['min_length']} entry"
+            return f"at least {raw['ctx']['min_length']} entry"
         case _:
             return _range(raw)
 
@@ -175,11 +171,13 @@ def _remedy(raw: ErrorDetails, value: Json) -> str:
             return "; give it a value or take the key away"
         case "string_type", bool() | int() | float():
             return "; put it in quotes"
-        case ("int_type" | "float_type"), str() if re.fullmatch(r"[-+]?[0-9.]+(e[-+]?[0-9]+)?", value.strip().lower()):
+        case (("int_type" | "float_type"), str()) if re.fullmatch(
+            r"[-+]?[0-9.]+(e[-+]?[0-9]+)?", value.strip().lower()
+        ):
             return "; take the quotes away"
         case "list_type", str():
             return "; put it in square brackets"
-        case ("literal_error" | "enum"), str() if close := difflib.get_close_matches(value, _expected(raw), n=1):
+        case (("literal_error" | "enum"), str()) if close := difflib.get_close_matches(value, _expected(raw), n=1):
             return f"; did you mean {close[0]}?"
         case _:
             return ""

@@ -18,7 +18,7 @@ import yaml
 
 from controller.errors import PolicyError
 
-Json: TypeAlias = "None | bool | int | float | str | list[Json] | dict[str, Json]"
+Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
 KeyPath = tuple[str | int, ...]
 """Keys and list positions from the top of the file to a value."""
 
@@ -81,11 +81,16 @@ def described(value: Json) -> str:
         case int() | float():
             return f"the number {_shortened(_digits(value))}"
         case str():
-            return f"the text {_shortened(json.dumps(value, ensure_ascii=False))}"
+            return f"the text {quoted(value)}"
         case list():
             return "a list"
         case dict():
             return "a mapping"
+
+
+def quoted(name: str) -> str:
+    """A name in double quotes, on one line, shortened where it is very long."""
+    return _shortened(json.dumps(name, ensure_ascii=False))
 
 
 def spelled(path: KeyPath) -> str:
@@ -96,7 +101,7 @@ def spelled(path: KeyPath) -> str:
             parts.append(f"[{part}]")
         else:
             plain = re.fullmatch(r"[\w/-]+", part)
-            parts.append(f".{part if plain else _shortened(json.dumps(part, ensure_ascii=False))}")
+            parts.append(f".{part if plain else quoted(part)}")
     return "".join(parts).removeprefix(".")
 
 
@@ -143,10 +148,14 @@ def _compose(text: str, name: str) -> yaml.Node | None:
     except yaml.MarkedYAMLError as error:
         raise PolicyError(_broken(error, text, name)) from error
     except RecursionError as error:
-        raise PolicyError(f"{name}:1: the file is nested deeper than YAML can be read; a policy needs 6 levels.") from error
+        raise PolicyError(
+            f"{name}:1: the file is nested deeper than YAML can be read; a policy needs 6 levels."
+        ) from error
     except (yaml.YAMLError, ValueError, OverflowError, IndexError) as error:
         # PyYAML trips over some escapes ("\UFFFFFFFF") and directives (%YAML 1.<5000 digits>) with errors of Python's.
-        raise PolicyError(f"{name}:1: the file is not YAML ({_shortened(str(error))}); look for odd escapes.") from error
+        raise PolicyError(
+            f"{name}:1: the file is not YAML ({_shortened(str(error))}); look for odd escapes."
+        ) from error
 
 
 def _broken(error: yaml.MarkedYAMLError, text: str, name: str) -> str:
@@ -166,7 +175,9 @@ def _broken(error: yaml.MarkedYAMLError, text: str, name: str) -> str:
     elif "cannot start any token" in problem:
         remedy = "put text that begins with such a character in quotes"
     elif start != line:
-        remedy = f"what began on line {start} does not end well: look for a missing quote, bracket or comma from there on"
+        remedy = (
+            f"what began on line {start} does not end well: look for a missing quote, bracket or comma from there on"
+        )
     else:
         remedy = "look at the quotes, brackets and indentation here"
     context = f"{error.context}, " if error.context else ""
@@ -254,7 +265,9 @@ class _Values:
 
     def _text(self, text: str, path: KeyPath, node: yaml.Node) -> str:
         if any("\ud800" <= character <= "\udfff" for character in text):
-            self._fault(path, "holds half a character (\\ud800 to \\udfff); write the whole one as \\U and 8 digits", node)
+            self._fault(
+                path, "holds half a character (\\ud800 to \\udfff); write the whole one as \\U and 8 digits", node
+            )
             return re.sub("[\ud800-\udfff]", "\ufffd", text)
         return text
 
@@ -262,8 +275,8 @@ class _Values:
         self.count += 1
         if depth > MAX_DEPTH:
             raise PolicyError(
-                f"{self.name}:{_line(node)}: the file is nested more than {MAX_DEPTH} levels deep here; a policy needs 6 "
-                "(does an alias contain itself?)."
+                f"{self.name}:{_line(node)}: the file is nested more than {MAX_DEPTH} levels deep here; a policy needs "
+                "6 (does an alias contain itself?)."
             )
         if self.count > MAX_VALUES:
             raise PolicyError(

@@ -44,6 +44,11 @@ def number(value: float) -> str:
     return f"{value:.1f}" if size >= 10 else f"{value:.2f}" if size >= 0.1 else f"{value:.3f}"
 
 
+def replicas(count: int) -> str:
+    """A number of replicas, in words that agree."""
+    return f"{count} replica" if count == 1 else f"{count} replicas"
+
+
 def reading(value: Reading, unit: str) -> str:
     """A reading with its unit, or what kind of nothing it is."""
     match value:
@@ -125,9 +130,8 @@ def planned(assessment: Assessment, pool: PoolObservation) -> Change:
         case Unknown(reason):
             return Change(Stage.PLANNED, before, None, f"no plan: {reason}")
         case Target() as target:
-            text = (
-                f"{target.replicas} replicas for {number(target.demand_calls_per_s)} calls/s; binding: {target.binding}"
-            )
+            text = f"{replicas(target.replicas)} for {number(target.demand_calls_per_s)} calls/s"
+            text += f"; binding: {target.binding}"
             return Change(Stage.PLANNED, before, float(target.replicas), text)
 
 

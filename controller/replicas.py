@@ -41,7 +41,7 @@ class Raw:
     engines: set[str] = field(default_factory=set)
 
     def opened(self, window_s: float) -> float:
-        """Files (connections, most of all) that the engine's processes opened in the window's older half, on balance."""
+        """Files (connections, most of all) that the engine's processes opened in the window's older half."""
         return sum(growth * window_s / 2 for instance, growth in self.open_files.items() if instance in self.engines)
 
 

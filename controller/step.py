@@ -310,7 +310,7 @@ def _decide(item: _Seen, context: Context, tick: int) -> tuple[PoolState, Move |
     aim = max(target.replicas, context.pool.replicas.min)
     promised = memory.standing.replicas_after if memory.standing else item.current
     fewer_since_s = None
-    if aim < promised:
+    if aim < promised and guards.doubted(item.observation, context.partial) is None:
         fewer_since_s = context.now_s if memory.fewer_since_s is None else min(memory.fewer_since_s, context.now_s)
     memory = replace(memory, fewer_since_s=fewer_since_s)
     context = replace(context, memory=memory)
@@ -346,11 +346,13 @@ def _settle(item: _Seen, context: Context) -> PoolState:
 def _stands(standing: Standing, target: Target, item: _Seen, context: Context) -> Hold | None:
     """Why the standing move still answers the plan; None where it does not and a new one is due."""
     word = "requested" if standing.mode is Mode.ACT else "recommended"
-    text = f"{standing.replicas_after} replicas were {word} at {reasons.clock(standing.since_s)} ({standing.move_id})"
+    text = (
+        f"{reasons.replicas(standing.replicas_after)} {word} at {reasons.clock(standing.since_s)} ({standing.move_id})"
+    )
     aim = max(target.replicas, context.pool.replicas.min)
     outwards = standing.replicas_after > standing.replicas_before
     if aim == standing.replicas_after or (not outwards and aim < standing.replicas_after):
-        return Hold(item.pool.name, ActionKind.SCALE, f"{text} and are not observed yet")
+        return Hold(item.pool.name, ActionKind.SCALE, f"{text}, not observed yet")
     if outwards and aim > standing.replicas_after:
         widened = guards.narrow(Proposal(item.pool.name, standing.replicas_after, target.replicas, ()), context)
         if isinstance(widened, Hold) or widened.replicas <= standing.replicas_after:
@@ -369,8 +371,8 @@ def _stands(standing: Standing, target: Target, item: _Seen, context: Context) -
 
 def _enough(target: Target, current: int) -> str:
     if target.replicas == current:
-        return f"{current} replicas are right: {target.binding}"
-    return f"{target.replicas} replicas would be right, but the guards leave {current}"
+        return f"{reasons.replicas(current)} will do: {target.binding}"
+    return f"{reasons.replicas(target.replicas)} would do, but the guards leave {current}"
 
 
 def _move(item: _Seen, proposal: Proposal, chain: tuple[Change, ...], context: Context, tick: int) -> Move:

@@ -185,7 +185,8 @@ class PoolObservation:
     """One pool over the observation window. Rates are sums over its serving replicas, ratios are of sums.
 
     offered = first tokens + rejections + growth of the queue (never below zero); ttft_s and itl_s are at the
-    service's percentile, ttft_good_ratio is the share of first tokens within the service's TTFT; kv_usage_ratio is the largest of the replicas', kv_capacity_tokens the smallest.
+    service's percentile, ttft_good_ratio is the share of first tokens within the service's TTFT; kv_usage_ratio is the
+    largest of the replicas', kv_capacity_tokens the smallest.
     """
 
     name: str

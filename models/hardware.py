@@ -168,7 +168,7 @@ def bytes_per_parameter(precision: Precision) -> float:
 
 
 def kv_bytes_per_token(parameters: float) -> float:
-    """KV-cache bytes of one token over all layers, by the rule of thumb above; NaN unless 0 < parameters < inf."""
-    if not (math.isfinite(parameters) and parameters > 0):
+    """KV-cache bytes of one token over all layers, by the rule of thumb above; NaN unless 1 <= parameters < inf."""
+    if not 1 <= parameters < math.inf:
         return math.nan
     return KV_BYTES_AT_1E9 * float((parameters / 1e9) ** KV_EXPONENT)

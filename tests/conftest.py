@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import ssl
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -11,7 +12,15 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from servers import CAPTURE, ROOT, HttpServer, PrometheusServers, Reply, Request, require
+from servers import CAPTURE, ROOT, HttpServer, PrometheusServers, Reply, Request, prometheus_policy, require
+
+from controller.adapters.prometheus import PrometheusTelemetry
+from controller.types import Snapshot
+
+
+def pytest_configure() -> None:
+    # Servers of tests are on this host: a developer's proxy must not be asked for them.
+    os.environ["NO_PROXY"] = os.environ["no_proxy"] = "127.0.0.1,localhost"
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
@@ -65,3 +74,23 @@ def http_server() -> Iterator[Callable[..., HttpServer]]:
             return server
 
         yield start
+
+
+@pytest.fixture
+def read_prometheus(http_server: Callable[..., HttpServer]) -> Callable[..., Snapshot]:
+    """Reads once from a scripted server: read_prometheus(respond, deadline_s=..., **source) -> Snapshot."""
+
+    def once(
+        respond: Callable[[Request], Reply] | None,
+        *,
+        deadline_s: float = 30.0,
+        url: str | None = None,
+        **source: object,
+    ) -> Snapshot:
+        telemetry = PrometheusTelemetry(prometheus_policy(url or http_server(respond).url, **source))
+        try:
+            return telemetry.read(1e9, 60.0, deadline_s)
+        finally:
+            telemetry.close()
+
+    return once

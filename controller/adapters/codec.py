@@ -10,7 +10,8 @@ together in one JSON list, and the lists stand in the order of a walk over the t
     pools[].load/      ["Known",1,"Hole",1]   which member of the union, as runs
     pools[].load/Known.value    [1.5]         ... and one column per field of each member
 
-Neighbours then resemble each other, which is what zlib lives on: 7,700 readings take about 25 kB instead of 600 kB. A
+Neighbours then resemble each other, which is what zlib lives on: an observation of 400 replicas (8,200 readings, 640 kB
+as plain JSON, 63 kB compressed) takes 28 kB, and is written and read in 20 ms each. A
 column that was written before in the same document (the ages of one scrape) is its number instead. Python's JSON
 writes the shortest decimal that reads back as the same double, and has words for NaN and the infinities, so numbers
 survive to the bit, -0.0, NaN and the difference of 1 and 1.0 included (a NaN's payload does not).

@@ -1,4 +1,4 @@
-"""The Prometheus adapter without a Prometheus: what it asks, and every way in which a server can fail to answer."""
+"""The Prometheus adapter without a Prometheus: what it asks, with which credentials, and how answers are read."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import socket
 import ssl
 import subprocess
 import threading
-import time
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from servers import HttpServer, Reply, free_port, prometheus_policy
+from prometheus_replies import DEADLINE_S, EMPTY, EVERY, only_for, the_hole, vector
+from servers import Reply, prometheus_policy
 
 from controller.adapters.prometheus import PrometheusTelemetry
 from controller.adapters.prometheus_answer import Answer, Bucket, Foreign, Refusal, decode
@@ -24,47 +24,6 @@ from controller.adapters.signals import DCGM, ENGINES, ENVOY, TARGETS
 from controller.errors import TelemetryError
 from controller.policy import FleetPolicy
 from controller.types import Sample, Signal
-
-DEADLINE_S = 30.0  # generous: the tests share the machine
-EVERY = (*TARGETS, *ENGINES["vllm"], *DCGM)
-
-
-def vector(*rows, **more):
-    """The body of an answer; a row is (labels, value) or (labels, {native histogram})."""
-    result = [
-        {"metric": labels, "histogram" if isinstance(value, dict) else "value": [1e9, value]} for labels, value in rows
-    ]
-    return json.dumps({"status": "success", "data": {"resultType": "vector", "result": result}, **more}).encode()
-
-
-EMPTY = vector()
-
-
-def only_for(part, reply):
-    """A server that answers `reply` to queries that contain `part`, and an empty vector to all others."""
-    return lambda request: reply if part in request.form["query"] else Reply(EMPTY)
-
-
-@pytest.fixture
-def read(http_server):
-    """Reads once from a scripted server: read(respond, deadline_s=..., **source) -> Snapshot."""
-
-    def once(respond, *, deadline_s=DEADLINE_S, url=None, **source):
-        telemetry = PrometheusTelemetry(prometheus_policy(url or http_server(respond).url, **source))
-        try:
-            return telemetry.read(1e9, 60.0, deadline_s)
-        finally:
-            telemetry.close()
-
-    return once
-
-
-def the_hole(snapshot):
-    (hole,) = snapshot.holes
-    assert "\n" not in hole.detail
-    assert "Traceback" not in hole.detail
-    return hole.detail
-
 
 # ------------------------------------------------------------------------------------------------- what is asked
 
@@ -140,19 +99,21 @@ def test_an_url_that_is_none_is_refused_with_an_example(url):
 RUNNING = "(vllm:num_requests_running"
 
 
-def test_nan_and_infinities_are_kept_as_the_server_gave_them(read):
+def test_nan_and_infinities_are_kept_as_the_server_gave_them(read_prometheus):
     body = vector(*(({"pod": pod}, value) for pod, value in zip("abcd", ("NaN", "+Inf", "-Inf", "0"), strict=True)))
-    snapshot = read(only_for(f"sum by (instance, job, pod, namespace, pool) {RUNNING}", Reply(body)))
+    snapshot = read_prometheus(only_for(f"sum by (instance, job, pod, namespace, pool) {RUNNING}", Reply(body)))
     values = [sample.value for sample in snapshot.samples if sample.signal is Signal.RUNNING]
     assert math.isnan(values[0])
     assert values[1:] == [math.inf, -math.inf, 0.0]
     assert (snapshot.holes, snapshot.failed) == ((), ())
 
 
-def test_empty_labels_are_absent_and_order_does_not_matter(read):
+def test_empty_labels_are_absent_and_order_does_not_matter(read_prometheus):
     rows = [({"pod": "b", "job": ""}, "1"), ({"pod": "a", "__name__": "x"}, "2")]
     snapshots = [
-        read(only_for("sum by (instance, job, pod, namespace, pool) (vllm:num_requests_waiting", Reply(vector(*each))))
+        read_prometheus(
+            only_for("sum by (instance, job, pod, namespace, pool) (vllm:num_requests_waiting", Reply(vector(*each)))
+        )
         for each in (rows, rows[::-1])
     ]
     assert snapshots[0] == snapshots[1]
@@ -162,16 +123,16 @@ def test_empty_labels_are_absent_and_order_does_not_matter(read):
     )
 
 
-def test_an_info_is_no_hole(read):
+def test_an_info_is_no_hole(read_prometheus):
     body = vector(({"pod": "a"}, "1"), infos=["PromQL info: metric might not be a counter"])
-    snapshot = read(lambda _: Reply(body))
+    snapshot = read_prometheus(lambda _: Reply(body))
     assert not any("might not" in hole.detail for hole in snapshot.holes)
     assert Signal.RUNNING not in snapshot.failed
 
 
-def test_a_warning_about_the_arithmetic_is_a_hole_that_leaves_the_signal_answered(read):
+def test_a_warning_about_the_arithmetic_is_a_hole_that_leaves_the_signal_answered(read_prometheus):
     body = vector(({"pod": "a"}, "1"), warnings=["PromQL warning: encountered a mix of histograms and floats"])
-    snapshot = read(only_for("vllm:num_preemptions", Reply(body)))
+    snapshot = read_prometheus(only_for("vllm:num_preemptions", Reply(body)))
     assert snapshot.failed == ()
     assert re.match(r"preemptions_per_s: the server warned: PromQL warning", the_hole(snapshot))
     assert [sample.value for sample in snapshot.samples] == [1.0]
@@ -185,8 +146,8 @@ def test_a_warning_about_the_arithmetic_is_a_hole_that_leaves_the_signal_answere
         ({"warnings": ["results truncated due to limit"]}, "truncated"),
     ],
 )
-def test_a_partial_answer_is_kept_and_its_signal_failed(read, more, said):
-    snapshot = read(only_for("vllm:num_preemptions", Reply(vector(({"pod": "a"}, "1"), **more))))
+def test_a_partial_answer_is_kept_and_its_signal_failed(read_prometheus, more, said):
+    snapshot = read_prometheus(only_for("vllm:num_preemptions", Reply(vector(({"pod": "a"}, "1"), **more))))
     assert snapshot.failed == (Signal.PREEMPTIONS_PER_S,)
     assert said in the_hole(snapshot)
     assert len(snapshot.samples) == 1
@@ -194,13 +155,13 @@ def test_a_partial_answer_is_kept_and_its_signal_failed(read, more, said):
 
 def test_a_list_of_series_that_is_partial_is_refused(http_server):
     server = http_server(lambda _: Reply(vector(({"pod": "a"}, "1"), isPartial=True)))
-    with pytest.raises(TelemetryError, match="answered in part only .*; try again when it is whole"):
+    with pytest.raises(TelemetryError, match=r"answered in part only .*; try again when it is whole"):
         PrometheusTelemetry.discover(prometheus_policy(server.url).telemetry.prometheus, "up")
 
 
-def test_values_that_cannot_be_read_are_counted_in_a_hole_and_the_others_stay(read):
+def test_values_that_cannot_be_read_are_counted_in_a_hole_and_the_others_stay(read_prometheus):
     rows = [({"pod": "a"}, "1"), ({"pod": "b"}, "much"), ({"pod": "c"}, None), ({"pod": 4}, "1")]
-    snapshot = read(only_for("vllm:num_preemptions", Reply(vector(*rows))))
+    snapshot = read_prometheus(only_for("vllm:num_preemptions", Reply(vector(*rows))))
     assert [dict(sample.labels)["pod"] for sample in snapshot.samples] == ["a"]
     assert "preemptions_per_s" in the_hole(snapshot)
     assert "3 of 4 values can't be read" in the_hole(snapshot)
@@ -214,15 +175,17 @@ NATIVE = {
 }
 
 
-def test_native_histograms_become_cumulative_buckets_with_bounds_around_gaps(read):
-    snapshot = read(only_for("vllm:time_to_first_token_seconds_bucket", Reply(vector(({"pod": "a"}, NATIVE)))))
+def test_native_histograms_become_cumulative_buckets_with_bounds_around_gaps(read_prometheus):
+    snapshot = read_prometheus(
+        only_for("vllm:time_to_first_token_seconds_bucket", Reply(vector(({"pod": "a"}, NATIVE))))
+    )
     found = [(dict(sample.labels)["le"], sample.value) for sample in snapshot.samples]
     assert found == [("0.0", 0.0), ("0.0", 1.0), ("0.1", 1.0), ("0.2", 6.0), ("0.8", 6.0), ("1.6", 9.0), ("+Inf", 9.0)]
     assert (snapshot.holes, snapshot.failed) == ((), ())
 
 
-def test_a_histogram_where_a_number_belongs_is_a_hole_and_the_other_way_round(read):
-    snapshot = read(
+def test_a_histogram_where_a_number_belongs_is_a_hole_and_the_other_way_round(read_prometheus):
+    snapshot = read_prometheus(
         lambda request: Reply(vector(({"pod": "a"}, NATIVE if "preempt" in request.form["query"] else "1")))
     )
     details = " ".join(hole.detail for hole in snapshot.holes)
@@ -268,148 +231,6 @@ def test_buckets_of_native_histograms_never_decrease(raw):
     assert [bucket.value for bucket in point.value[:-1]] == sorted(bucket.value for bucket in point.value[:-1])
     bounds = [float(bucket.le) for bucket in point.value]
     assert bounds == sorted(bounds)
-
-
-# ------------------------------------------------------------------------------------------------ failing servers
-
-
-LOGIN = Reply(b"<html><body>Please log in</body></html>", content_type="text/html; charset=utf-8")
-
-
-def error(status, kind, message):
-    return Reply(json.dumps({"status": "error", "errorType": kind, "error": message}).encode(), status)
-
-
-@pytest.mark.parametrize(
-    ("reply", "said"),
-    [
-        (LOGIN, r"answered something else than JSON \(text/html; charset=utf-8\): a login page or a proxy"),
-        (Reply(b'{"status": "succ'), r"its JSON breaks off"),
-        (Reply(b""), r"its JSON breaks off"),
-        (Reply(b"[]"), r"answered JSON that is not Prometheus's"),
-        (Reply(b'{"status": "success", "data": {"resultType": "matrix", "result": []}}'), r"answered a matrix where"),
-        (Reply(b"[" * 100_000), r"its JSON breaks off"),
-        (
-            error(400, "bad_data", "parse error: unexpected identifier"),
-            r"HTTP 400 \(bad_data: parse error.*\); check the label",
-        ),
-        (
-            error(422, "execution", "too many samples"),
-            r"HTTP 422 \(execution: too many samples\); raise the server's query lim",
-        ),
-        (error(503, "timeout", "query timed out"), r"HTTP 503 \(timeout: query timed out\); read the log"),
-        (error(200, "execution", "odd"), r"HTTP 200 \(execution: odd\)"),
-        (
-            Reply(b"no org id", 401, "text/plain"),
-            r"HTTP 401 \(Unauthorized\); check telemetry.prometheus bearer_token_file.*tenant",
-        ),
-        (Reply(b"404 page not found", 404, "text/plain"), r"HTTP 404 \(Not Found\); telemetry.prometheus.url must be"),
-        (Reply(b"", 405), r"HTTP 405 .*let POST through"),
-        (Reply(b"slow down", 429, "text/plain"), r"HTTP 429 .*raise telemetry.interval_s"),
-        (Reply(b"<h1>Bad gateway</h1>", 502, "text/html"), r"HTTP 502 \(Bad Gateway\); read the log"),
-        (Reply(b"", 302, headers={"Location": "https://login/x"}), r"HTTP 302 .*it points to https://login/x"),
-        (Reply(EMPTY, 500), r"HTTP 500"),
-        (Reply(EMPTY, claimed_bytes=len(EMPTY) + 10), r"the connection to .* broke off \(.*\); look at the server"),
-        (Reply(b"no gzip", headers={"Content-Encoding": "gzip"}), r"broke off"),
-    ],
-)
-def test_a_failed_query_costs_its_own_signal_and_says_why(read, reply, said):
-    snapshot = read(only_for("vllm:num_preemptions", reply))
-    assert snapshot.failed == (Signal.PREEMPTIONS_PER_S,)
-    assert re.match(r"preemptions_per_s: (the connection to )?http://127\.0\.0\.1:\d+ ", the_hole(snapshot))
-    assert re.search(said, the_hole(snapshot))
-
-
-def test_a_refused_connection_is_said_once_for_all_signals(read):
-    snapshot = read(None, url=f"http://127.0.0.1:{free_port()}")
-    assert the_hole(snapshot).startswith(f"all {len(EVERY)} signals: http://127.0.0.1:")
-    assert "refused the connection; start the server or correct telemetry.prometheus.url" in the_hole(snapshot)
-    assert snapshot.failed == tuple(entry.signal for entry in EVERY)
-    assert snapshot.samples == ()
-    assert re.fullmatch(r"prometheus: http://127\.0\.0\.1:\d+", snapshot.holes[0].source)
-
-
-def test_a_name_that_does_not_resolve_is_named(read):
-    snapshot = read(None, url="http://prometheus.invalid:9090/")
-    assert "the name prometheus.invalid of http://prometheus.invalid:9090 can't be resolved" in the_hole(snapshot)
-
-
-def test_passwords_in_the_url_reach_the_server_and_no_message(read):
-    asked = []
-    server_says = lambda request: asked.append(request) or Reply(b"", 403)  # noqa: E731
-    server = HttpServer(server_says)
-    try:
-        snapshot = read(None, url=server.url.replace("//", "//ann:s3cret@"))
-    finally:
-        server.close()
-    assert asked[0].headers["Authorization"] == f"Basic {base64.b64encode(b'ann:s3cret').decode()}"
-    assert "s3cret" not in repr(snapshot)
-
-
-def test_a_hanging_server_costs_no_more_than_the_timeout(read):
-    started_s = time.monotonic()
-    snapshot = read(only_for("vllm:num_preemptions", Reply(EMPTY, stall_s=60)), timeout_s=0.5)
-    assert time.monotonic() - started_s < 10
-    assert snapshot.failed == (Signal.PREEMPTIONS_PER_S,)
-    assert re.search(r"did not answer within 0\.5 s; raise telemetry\.prometheus\.timeout_s", the_hole(snapshot))
-
-
-@pytest.mark.parametrize("reply", [Reply(EMPTY, stall_s=60), Reply(EMPTY, drip_s=0.2)], ids=["hangs", "drips"])
-def test_the_deadline_holds_for_the_whole_read_however_many_queries_hang(read, reply):
-    started_s = time.monotonic()
-    snapshot = read(lambda _: reply, deadline_s=1.0)
-    assert time.monotonic() - started_s < 3
-    assert set(snapshot.failed) == {entry.signal for entry in EVERY}
-    assert all("did not answer within" in hole.detail for hole in snapshot.holes)
-
-
-def test_a_deadline_that_is_over_is_answered_at_once(read):
-    snapshot = read(lambda _: Reply(EMPTY), deadline_s=0.0)
-    assert set(snapshot.failed) == {entry.signal for entry in EVERY}
-
-
-def test_what_came_before_the_deadline_is_kept(read):
-    body = vector(({"pod": "a"}, "3"))
-    snapshot = read(
-        lambda request: Reply(body) if "num_preemptions" in request.form["query"] else Reply(EMPTY, stall_s=60),
-        deadline_s=2.0,
-        timeout_s=0.2,
-    )
-    assert [sample.value for sample in snapshot.samples] == [3.0]
-
-
-def test_a_server_that_recovers_is_asked_again_and_nothing_is_said(http_server, read):
-    lock, failures = threading.Lock(), {}
-
-    def respond(request):
-        with lock:
-            failures[request.form["query"]] = failures.get(request.form["query"], 0) + 1
-            return Reply(b"", 503) if failures[request.form["query"]] < 3 else Reply(EMPTY)
-
-    assert read(respond).holes == ()
-    assert set(failures.values()) == {3}
-
-
-def test_retries_are_few_and_a_wrong_query_is_not_repeated(http_server, read):
-    for status, attempts in ((503, 3), (400, 1), (404, 1)):
-        server = http_server(lambda _, status=status: Reply(b"", status))
-        assert read(None, url=server.url).samples == ()
-        assert len(server.requests) == attempts * len(EVERY)
-
-
-def test_an_answer_without_end_is_cut_off(read, monkeypatch):
-    monkeypatch.setattr("controller.adapters.prometheus_api.LIMIT_BYTES", 1 << 20)
-    snapshot = read(only_for("vllm:num_preemptions", Reply(b" " * (2 << 20))))
-    assert "answered more than 1 MiB; give the pools' select more labels in common" in the_hole(snapshot)
-
-
-def test_closing_does_not_wait_for_a_hanging_server(http_server):
-    server = http_server(lambda _: Reply(EMPTY, stall_s=60))
-    telemetry = PrometheusTelemetry(prometheus_policy(server.url, timeout_s=1))
-    telemetry.read(1e9, 60.0, 0.1)
-    started_s = time.monotonic()
-    telemetry.close()
-    assert time.monotonic() - started_s < 1
 
 
 # ------------------------------------------------------------------------------------- authentication and flavours
@@ -464,8 +285,8 @@ def test_tenant_and_further_headers_reach_the_server(http_server):
     assert found["X-Scope"] == "x"
 
 
-def test_a_header_that_cannot_be_sent_is_a_hole(read):
-    detail = the_hole(read(lambda _: Reply(EMPTY), headers={"X-Bad": "a\nb"}))
+def test_a_header_that_cannot_be_sent_is_a_hole(read_prometheus):
+    detail = the_hole(read_prometheus(lambda _: Reply(EMPTY), headers={"X-Bad": "a\nb"}))
     assert "can't be asked" in detail
     assert "check telemetry.prometheus: its url, headers and files" in detail
 
@@ -535,7 +356,7 @@ def test_mutual_tls_needs_the_authority_and_the_clients_certificate(http_server,
     assert holes(**whole) == ""
 
 
-def test_a_server_that_speaks_no_http_is_a_hole(read):
+def test_a_server_that_speaks_no_http_is_a_hole(read_prometheus):
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
 
@@ -551,7 +372,7 @@ def test_a_server_that_speaks_no_http_is_a_hole(read):
 
         thread = threading.Thread(target=hang_up, daemon=True)
         thread.start()
-        snapshot = read(None, url=f"http://127.0.0.1:{port}")
+        snapshot = read_prometheus(None, url=f"http://127.0.0.1:{port}")
         listener.shutdown(socket.SHUT_RDWR)
     thread.join()
     assert "broke off" in snapshot.holes[0].detail

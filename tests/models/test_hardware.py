@@ -157,4 +157,4 @@ def test_kv_rule_gives_the_worked_number() -> None:
 @given(st.floats())
 def test_kv_rule_is_total(parameters: float) -> None:
     answer = kv_bytes_per_token(parameters)
-    assert math.isnan(answer) if not 0 < parameters < math.inf else answer > 0
+    assert math.isnan(answer) if not 1 <= parameters < math.inf else answer > 0
