@@ -64,6 +64,9 @@ def _really(move: Move, policy: FleetPolicy, actuator: Actuator | None, now_s: f
         except ActuationError as error:
             status = Status.UNKNOWN if error.outcome_unknown else Status.FAILED
             return Outcome(move.id, status, now_s, "; ".join([*done, str(error)]), do, undo)
+        except Exception as error:  # a bug in an actuator, after which anything may have happened
+            broke = f"the actuator broke ({type(error).__name__}: {error}); please report this bug"
+            return Outcome(move.id, Status.UNKNOWN, now_s, "; ".join([*done, broke]), do, undo)
     return Outcome(move.id, Status.DONE, now_s, "; ".join(done), do, undo)
 
 

@@ -40,7 +40,7 @@ def alarms(observation: Observation, pools: tuple[PoolObservation, ...], holds: 
 
 
 def _of_pool(pool: PoolObservation) -> Iterator[Alarm]:
-    if isinstance(pool.offered_calls_per_s, Hole) and not pool.count(ReplicaState.SERVING):
+    if isinstance(pool.offered_calls_per_s, Hole):
         detail = pool.offered_calls_per_s.detail
         yield Alarm(AlarmKind.TELEMETRY_BLIND, pool.name, f"no usable signal: {detail}")
     elif blind := pool.count(ReplicaState.BLIND):

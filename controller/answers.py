@@ -123,10 +123,25 @@ def _about(decision: Decision, pool: str) -> Decision:
     )
 
 
+def about(record: TickRecord, pool: str | None) -> TickRecord:
+    """A record, whole, or the part of it that concerns one pool."""
+    if pool is None:
+        return record
+    observation = replace(
+        record.observation,
+        pools=tuple(one for one in record.observation.pools if one.name == pool),
+        services=(),
+    )
+    decision = _about(record.decision, pool)
+    ids = {move.id for move in decision.moves}
+    outcomes = tuple(one for one in record.outcomes if one.move_id in ids)
+    return replace(record, observation=observation, decision=decision, outcomes=outcomes)
+
+
 def answer(record: TickRecord, pool: str | None) -> DecisionAnswer:
     """A record's decision and outcomes, all of them or the part that concerns one pool."""
-    decision = record.decision if pool is None else _about(record.decision, pool)
-    ids = {move.id for move in decision.moves}
+    part = about(record, pool)
+    decision = part.decision
     return DecisionAnswer(
         tick=decision.tick,
         now_s=decision.now_s,
@@ -135,7 +150,7 @@ def answer(record: TickRecord, pool: str | None) -> DecisionAnswer:
         holds=decision.holds,
         alarms=decision.alarms,
         assessments=decision.assessments,
-        outcomes=tuple(one for one in record.outcomes if pool is None or one.move_id in ids),
+        outcomes=part.outcomes,
     )
 
 

@@ -43,7 +43,7 @@ def headline(move: Move, at_s: float) -> str:
 
 def move_text(move: Move, record: TickRecord) -> str:
     """A move with its whole chain, its command and its undo."""
-    lines = [headline(move, record.decision.now_s)]
+    lines = textwrap.wrap(headline(move, record.decision.now_s), WIDTH, subsequent_indent=" " * 10)
     lines += [_link(change) for change in move.changes]
     for outcome in record.outcomes:
         if outcome.move_id == move.id:

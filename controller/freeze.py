@@ -53,9 +53,8 @@ def openings(cron: str) -> tuple[CronTrigger, ...]:
     """Triggers that together fire at the times of a cron expression. Raises ValueError: one clause, with remedy."""
     fields = cron.lower().split()
     if len(fields) != len(FIELDS):
-        raise ValueError(
-            f"has {len(fields)} fields, and 5 are wanted: {' '.join(FIELDS)}, such as 0 22 * * 5 for Friday 22:00"
-        )
+        has = f"{len(fields)} field{'' if len(fields) == 1 else 's'}"
+        raise ValueError(f"has {has}, and 5 are wanted: {' '.join(FIELDS)}, such as 0 22 * * 5 for Friday 22:00")
     for field, text in zip(FIELDS, fields, strict=True):
         named = field in {"month", "weekday"}
         if not all(_ITEM.fullmatch(item) and (named or not re.search("[a-z]", item)) for item in text.split(",")):

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from math import isfinite
 
 from controller.policy import FleetPolicy, PoolPolicy
 from controller.types import (
@@ -26,6 +27,7 @@ from controller.types import (
     Mode,
     PoolObservation,
     PoolState,
+    Reading,
     ReplicaState,
     Stage,
 )
@@ -72,9 +74,14 @@ class Ledger:
         """The ledger once the proposal is done. GPUs are given back only when they are seen to be free."""
         if proposal.inwards:
             return replace(self, scaling_in=proposal.pool)
-        taken = max(proposal.replicas - proposal.current, 0) * pool.gpu.per_replica
-        free = {**self.gpus_free, pool.gpu.type: self.gpus_free.get(pool.gpu.type, 0) - taken}
-        return replace(self, gpus_free=free)
+        return self._given(pool, (proposal.current - proposal.replicas) * pool.gpu.per_replica)
+
+    def before(self, proposal: Proposal, pool: PoolPolicy) -> Ledger:
+        """The ledger without a proposal that it was written for: what was kept for it is free again."""
+        return self._given(pool, max(proposal.replicas - proposal.current, 0) * pool.gpu.per_replica)
+
+    def _given(self, pool: PoolPolicy, gpus: int) -> Ledger:
+        return replace(self, gpus_free={**self.gpus_free, pool.gpu.type: self.gpus_free.get(pool.gpu.type, 0) + gpus})
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,9 +124,17 @@ def doubted(observation: PoolObservation, partial: str | None) -> str | None:
     for replica in observation.replicas:
         if replica.state not in {ReplicaState.SERVING, ReplicaState.ASLEEP}:
             return f"{replica.name} is {replica.state.value} ({replica.detail})"
-        if replica.state is ReplicaState.SERVING and not isinstance(replica.first_tokens_per_s, Known):
+        if replica.state is ReplicaState.SERVING and not _number(replica.first_tokens_per_s):
             return f"the load of {replica.name} is unknown"
+        if replica.state is ReplicaState.SERVING and not _number(replica.waiting):
+            return f"the queue of {replica.name} is unknown"
+    if not _number(observation.offered_calls_per_s):
+        return "the offered load is unknown"
     return None if partial is None else f"telemetry is partial ({partial})"
+
+
+def _number(reading: Reading) -> bool:
+    return isinstance(reading, Known) and isfinite(reading.value)
 
 
 def frozen(proposal: Proposal, context: Context) -> Proposal | Hold:
@@ -200,9 +215,9 @@ def budget(proposal: Proposal, context: Context) -> Proposal | Hold:
 
 GUARDS: tuple[Guard, ...] = (
     mode,
-    doubt,
     frozen,
     floor,
+    doubt,
     dwell,
     one_scale_in,
     ceiling,
@@ -210,7 +225,8 @@ GUARDS: tuple[Guard, ...] = (
     inventory,
     budget,
 )
-"""In this order. `floor` stands before those that limit how fast a pool may get there."""
+"""In this order. `floor` stands before those that limit how fast a pool may get there, and before `doubt`: missing
+data must not keep a pool below its minimum."""
 
 
 def narrow(proposal: Proposal, context: Context) -> Proposal | Hold:

@@ -31,12 +31,13 @@ class Histogram:
 def histogram(buckets: Sequence[tuple[float, float]]) -> Histogram | None:
     """A histogram from (upper bound, cumulative rate) pairs in any order; None where it has no +Inf bucket.
 
-    Pairs with a NaN or negative number are left out; duplicate bounds keep the larger rate; a rate below its
-    predecessor's (scrapes of one histogram that tore) is raised to it, as Prometheus does.
+    Pairs with a NaN or negative rate, or with a bound that is NaN or -Inf, are left out; duplicate bounds keep the
+    larger rate; a rate below its predecessor's (scrapes of one histogram that tore) is raised to it, as Prometheus
+    does.
     """
     best: dict[float, float] = {}
     for bound, cumulative in buckets:
-        if not isnan(bound) and isfinite(cumulative) and cumulative >= 0:
+        if not isnan(bound) and bound != -inf and isfinite(cumulative) and cumulative >= 0:
             best[bound] = max(cumulative, best.get(bound, 0.0))
     if inf not in best:
         return None

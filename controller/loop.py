@@ -6,7 +6,7 @@ finds a decision without an outcome: a recommendation is simply completed, a req
 neither is made again. A tick that can't be recorded is not acted on and leaves no trace in the state.
 
 There is one error boundary, around a tick. What fails outside is a value by then (a hole, an outcome); what is left is
-a full disk or a bug: it is logged with its cause, counted, and the next tick starts from the last good state.
+a full disk or a bug: it is logged with its cause, counted, and the next tick starts from the last recorded state.
 
 Ticks are due at fixed times (previous due time + interval), so that a slow tick does not shift the others; a loop that
 is over one interval late says so and starts counting anew. Timed work (policy file, journal size) is APScheduler's:
@@ -15,8 +15,8 @@ jobs only put a note into the inbox, which the loop empties between ticks, so th
 
 from __future__ import annotations
 
-import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeout
@@ -47,6 +47,8 @@ from controller.types import (
 )
 
 RELOAD_S = 5
+CLOCK_GRAIN_S = 0.001
+"""Unix seconds as floats add up to within less than this."""
 PRUNE_S = 600
 
 _log = structlog.get_logger("trimtab")
@@ -67,6 +69,17 @@ def tick(
     ports: Ports, policy: LoadedPolicy, state: ControllerState, outcomes: tuple[Outcome, ...], deadline_s: float
 ) -> tuple[ControllerState, TickRecord]:
     """One whole tick; raises JournalError where it could not be recorded (then nothing was done)."""
+    state, record = decide(ports, policy, state, outcomes, deadline_s)
+    record = carry_out(ports, policy.policy, record)
+    if ports.journal is not None:
+        ports.journal.finish(record.decision.tick, record.outcomes)
+    return state, record
+
+
+def decide(
+    ports: Ports, policy: LoadedPolicy, state: ControllerState, outcomes: tuple[Outcome, ...], deadline_s: float
+) -> tuple[ControllerState, TickRecord]:
+    """Observe, step, record; raises JournalError where it could not be recorded (then nothing may be done)."""
     now_s = ports.clock.now_s()
     observation = observe_world(ports, policy.policy, state, now_s, deadline_s)
     observation = replace(observation, outcomes=outcomes)
@@ -74,10 +87,13 @@ def tick(
     record = TickRecord(observation, decision, policy.sha256)
     if ports.journal is not None:
         ports.journal.append(record, policy.text, state)
-    done = act.perform(decision, policy.policy, ports.actuator, now_s)
-    if ports.journal is not None:
-        ports.journal.finish(decision.tick, done)
-    return state, replace(record, outcomes=done)
+    return state, record
+
+
+def carry_out(ports: Ports, policy: FleetPolicy, record: TickRecord) -> TickRecord:
+    """The recorded moves, done or only told, with what became of them."""
+    done = act.perform(record.decision, policy, ports.actuator, record.decision.now_s)
+    return replace(record, outcomes=done)
 
 
 def observe_world(
@@ -101,9 +117,8 @@ def observe_world(
 def _snapshot(future: Future[Snapshot], last_s: float) -> Snapshot:
     try:
         return future.result(max(last_s - time.monotonic(), 0.01))
-    except (FutureTimeout, TrimtabError) as error:
-        detail = str(error) or "no answer within the deadline"
-        return Snapshot((), (SourceHole("telemetry", detail),), tuple(Signal))
+    except Exception as error:  # an outage of telemetry, even one by a bug, must be decided on
+        return Snapshot((), (_hole("telemetry", error),), tuple(Signal))
 
 
 def _fleet(
@@ -113,8 +128,17 @@ def _fleet(
         return (), ()
     try:
         return future.result(max(last_s - time.monotonic(), 0.01))
-    except (FutureTimeout, TrimtabError) as error:
-        return (), (SourceHole("cluster", str(error) or "no answer within the deadline"),)
+    except Exception as error:  # as above
+        return (), (_hole("cluster", error),)
+
+
+def _hole(source: str, error: Exception) -> SourceHole:
+    if isinstance(error, FutureTimeout):
+        return SourceHole(source, str(error) or "no answer within the deadline")
+    if isinstance(error, TrimtabError):
+        return SourceHole(source, str(error))
+    _log.error("a port broke, which is a bug: please report it", source=source, exc_info=error)
+    return SourceHole(source, f"its adapter broke ({type(error).__name__}: {error}); please report this bug")
 
 
 def resume(journal: Journal, now_s: float) -> tuple[ControllerState, tuple[Outcome, ...]]:
@@ -209,9 +233,9 @@ class Loop:
         self._deadline_s = deadline_s
         self._state = ControllerState()
         self._outcomes: tuple[Outcome, ...] = ()
+        self._waiting: LoadedPolicy | None = None
         self._alarms: frozenset[Alarm] = frozenset()
-        self._inbox: list[Callable[[], None]] = []
-        self._inbox_lock = threading.Lock()
+        self._inbox: deque[Callable[[], None]] = deque()
 
     def run(
         self,
@@ -238,34 +262,52 @@ class Loop:
         finally:
             if jobs is not None:
                 jobs.shutdown(wait=False)
+            self._ports.telemetry.close()
             _log.info("stopped", tick=self._state.tick)
 
     def _next(self, due_s: float) -> float:
         interval_s, now_s = self._policy.policy.telemetry.interval_s, self._ports.clock.now_s()
         due_s += interval_s
-        if abs(now_s - due_s) > interval_s:
-            _log.warning("ticks are late; counting anew", late_s=round(now_s - due_s, 1))
+        late_s = now_s - due_s
+        if late_s > interval_s:
+            _log.warning("ticks are late; counting anew", late_s=round(late_s, 1))
+            return now_s + interval_s
+        if late_s < -interval_s - CLOCK_GRAIN_S:
+            _log.warning("the clock was set back; counting anew", back_s=round(-late_s - interval_s, 1))
             return now_s + interval_s
         return due_s
 
     def _tick_safely(self) -> TickRecord | None:
         started_s = time.monotonic()
         try:
-            self._state, record = tick(self._ports, self._policy, self._state, self._outcomes, self._deadline_s)
+            self._state, record = decide(self._ports, self._policy, self._state, self._outcomes, self._deadline_s)
+            # The tick is recorded: its state is the one to go on from, whatever happens to the rest of it.
+            self._outcomes = ()
+            record = carry_out(self._ports, self._policy.policy, record)
+            self._outcomes = record.outcomes
+            self._finish(record)
+            duration_s = time.monotonic() - started_s
+            self._metrics.publish(record, tick_duration_s=duration_s)
+            self._shown.show(record)
+            self._say(record, duration_s)
         except JournalError as error:
             self._metrics.loop_error()
             _log.error("tick not recorded, so nothing was done", cause=str(error))
         except Exception:  # the one error boundary: a bug must not end the loop
             self._metrics.loop_error()
-            _log.exception("tick failed; the state is the one before it")
+            _log.exception("tick failed; the next one starts from the last recorded state")
         else:
-            self._outcomes = record.outcomes
-            duration_s = time.monotonic() - started_s
-            self._metrics.publish(record, tick_duration_s=duration_s)
-            self._shown.show(record)
-            self._say(record, duration_s)
             return record
         return None
+
+    def _finish(self, record: TickRecord) -> None:
+        """Record the outcomes; where that fails nothing is lost but a line: the next observation holds them too."""
+        try:
+            if self._ports.journal is not None:
+                self._ports.journal.finish(record.decision.tick, record.outcomes)
+        except JournalError as error:
+            self._metrics.loop_error()
+            _log.error("outcomes not recorded beside their tick", cause=str(error))
 
     def _say(self, record: TickRecord, duration_s: float) -> None:
         decision = record.decision
@@ -303,24 +345,26 @@ class Loop:
         return jobs
 
     def post(self, note: Callable[[], None]) -> None:
-        """Leave work for the loop's own thread, to be done before its next tick."""
-        with self._inbox_lock:
-            self._inbox.append(note)
+        """Leave work for the loop's own thread, to be done before its next tick. Safe in a signal handler."""
+        self._inbox.append(note)
 
     def _empty_inbox(self) -> None:
-        with self._inbox_lock:
-            notes, self._inbox = self._inbox, []
-        for note in notes:
+        for _ in range(len(self._inbox)):
+            note = self._inbox.popleft()
             try:
                 note()
             except TrimtabError as error:
                 self._metrics.loop_error()
                 _log.error("timed work failed", cause=str(error))
+            except Exception:  # as around a tick
+                self._metrics.loop_error()
+                _log.exception("timed work failed")
 
     def reload(self, watch: PolicyWatch) -> None:
         """Take a changed policy, whole or not at all."""
         before = watch.problem
-        fresh = watch.poll()
+        # A good policy whose telemetry could not be opened (a certificate that is not there yet) is tried again.
+        fresh = watch.poll() or self._waiting
         if watch.problem is not None:
             if watch.problem != before:
                 self._metrics.policy_reload(ok=False)
@@ -331,9 +375,12 @@ class Loop:
         try:
             telemetry = self._telemetry_for(fresh.policy)
         except TrimtabError as error:
-            self._metrics.policy_reload(ok=False)
-            _log.error("the changed policy is refused, the old one stays in force", cause=str(error))
+            if fresh is not self._waiting:
+                self._metrics.policy_reload(ok=False)
+                _log.error("the changed policy can't be used yet, the old one stays in force", cause=str(error))
+            self._waiting = fresh
             return
+        self._waiting = None
         if telemetry is not self._ports.telemetry:
             self._ports.telemetry.close()
         self._ports = replace(self._ports, telemetry=telemetry)

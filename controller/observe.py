@@ -24,6 +24,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from math import isfinite
 
 from controller.gpus import observe_gpus
 from controller.histogram import Histogram, histogram, merge, quantile, share_within
@@ -153,7 +154,9 @@ class _Summary:
         known = self._readings(signal)
         if not known:
             return self._hole(signal)
-        return Known(rounded(sum(reading.value for reading in known)), max(reading.age_s for reading in known))
+        # The sum of possible numbers may be too large for one.
+        total = sum(reading.value for reading in known)
+        return judge(signal, total, max(reading.age_s for reading in known), self.snapshot)
 
     def _largest(self, signal: Signal) -> Reading:
         known = self._readings(signal)
@@ -170,11 +173,11 @@ class _Summary:
         value = what(whole)
         if value is None:
             return Hole(Nothing.NAN, idle)
-        return Known(rounded(value), max(self._age_s(raw) for raw in self.serving.values()))
+        return judge(signal, value, max(self._age_s(raw) for raw in self.serving.values()), self.snapshot)
 
     def _kv_capacity(self) -> Reading:
         sizes = [raw.kv_capacity_tokens for raw in self.serving.values() if raw.kv_capacity_tokens is not None]
-        return Known(rounded(min(sizes)), 0.0) if sizes else self._hole(Signal.KV_BLOCKS)
+        return judge(Signal.KV_BLOCKS, min(sizes), 0.0, self.snapshot) if sizes else self._hole(Signal.KV_BLOCKS)
 
     def _age_s(self, raw: Raw) -> float:
         return max(round(raw.values.get(Signal.HEARTBEAT_AGE_S, 0.0), 1), 0.0)
@@ -185,7 +188,13 @@ class _Summary:
             hole = next(judge(signal, r.values.get(signal), 0.0, self.snapshot) for r in self.serving.values())
             return hole if isinstance(hole, Hole) else Hole(Nothing.ABSENT, f"no series of {signal}")
         if not self.replicas:
-            return Hole(Nothing.ABSENT, "no engine's series carry the labels that the pool selects")
+            unanswered = signal in self.snapshot.failed
+            why = (
+                f"the query for {signal} failed"
+                if unanswered
+                else "no engine's series carry the labels that it selects"
+            )
+            return Hole(Nothing.ABSENT, why)
         worst = next((r for r in self.replicas if r.state is ReplicaState.BLIND), self.replicas[0])
         kind = Nothing.ABSENT if worst.state is ReplicaState.DOWN else Nothing.STALE
         return Hole(kind, f"no replica serves; {worst.name} is {worst.state.value}: {worst.detail}")
@@ -195,7 +204,10 @@ def _offered(first: Reading, rejected: Reading, growth: Reading) -> Reading:
     if isinstance(first, Hole):
         return first
     extra = sum(reading.value for reading in (rejected, growth) if isinstance(reading, Known))
-    return Known(rounded(max(first.value + extra, 0.0)), first.age_s)
+    offered = max(first.value + extra, 0.0)
+    if not isfinite(offered):
+        return Hole(Nothing.NAN, f"the offered load has the impossible value {offered:g}")
+    return Known(rounded(offered), first.age_s)
 
 
 def _computed(prompt: Reading, hits: Reading) -> Reading:

@@ -2,7 +2,7 @@
 
 The models stop at the first level that is wrong, and the checks of how values fit together need whole models. So that
 one look at the file finds everything, `judge` sets faulty values aside (an optional key falls back to its default, a
-pool without its required key is left out) and judges the rest again.
+required one to a harmless value) and judges the rest again.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import re
 import types
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Annotated, Union, get_args, get_origin
+from typing import Annotated, Literal, TypeGuard, Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
@@ -23,7 +23,7 @@ from controller.policy import CornerTarget, FleetPolicy
 from controller.policy_text import Document, Json, KeyPath, Problem, described, quoted
 
 ROUNDS = 8
-"""Setting aside climbs at least one level of the file per round, and it has six."""
+"""More than enough: what is set aside once is in order the next time, or its default is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,15 +46,12 @@ def judge(document: Document) -> Judgement:
             # JSON's strict mode is the one in which "8" is no number while "act" is still a Mode.
             policy = FleetPolicy.model_validate_json(json.dumps(data), strict=True)
         except ValidationError as error:
-            faults = [fault for raw in error.errors(include_url=False) for fault in _fault(raw, data)]
-            fresh = [f for f in faults if f.path not in unread and not any(overlap(f.path, path) for path in aside)]
-            # A missing key of the whole file overlaps with everything: it is only news in the first round.
-            problems.extend(f for f in fresh if f.path or not aside)
+            faults = [fault for raw in error.errors(include_url=False) for fault in _faults(raw, data)]
+            known = list(aside)
             for fault in faults:
-                place = fault.path[: next((i for i, part in enumerate(fault.path) if isinstance(part, int)), None)]
-                if not _set_aside(data, place):
-                    return Judgement(None, tuple(problems), ())
-                aside.extend([fault.path, place])
+                if fault.at not in unread and not any(overlap(fault.at, path) for path in known):
+                    problems.append(fault.problem)
+                aside.append(_set_aside(data, fault.at))
         else:
             return Judgement(policy, tuple(problems), (*aside, *(path for path in unread if path)))
     return Judgement(None, tuple(problems), ())
@@ -76,18 +73,50 @@ def suggestion(word: str, known: Iterable[str]) -> str:
     return f"there are {listed}{' and others' if len(choices) > 20 else ''}" if choices else "there are none"
 
 
-def _set_aside(data: dict[str, Json], path: KeyPath) -> bool:
-    """Take the value away; False where nothing sensible is left then. The version goes back to the only one."""
-    if path in {(), ("version",)}:
-        absent = data.get("version") != 1
-        data["version"] = 1
-        return absent
+@dataclass(frozen=True, slots=True)
+class _Fault:
+    """A problem, and the path of the value that has to be set aside: of the absent one, where one is absent."""
+
+    problem: Problem
+    at: KeyPath
+
+
+def _set_aside(data: dict[str, Json], path: KeyPath) -> KeyPath:
+    """Take the value away, or put a harmless one in its place where it is required; returns the path of the change."""
+    path = path[: next((position for position, part in enumerate(path) if isinstance(part, int)), None)]
     inside: Json = data
     for part in path[:-1]:
         inside = _inside(inside, part)
-    if isinstance(inside, dict):
-        inside.pop(str(path[-1]), None)
-    return True
+    if isinstance(inside, dict) and path:
+        key, owner = str(path[-1]), _kind(path[:-1])
+        known = owner.model_fields.get(key) if _is_model(owner) else None
+        harmless = None if known is not None and not known.is_required() else _harmless(_kind(path))
+        if harmless is None:
+            inside.pop(key, None)
+        else:
+            inside[key] = harmless
+    return path
+
+
+_HARMLESS: dict[object, Json] = {int: 1_000_000, float: 1.0, str: "x"}
+
+
+def _harmless(kind: object) -> Json:
+    """A value of the kind that no check of the whole objects to: numbers are ample."""
+    if _is_model(kind):
+        fields = kind.model_fields.items()
+        return {name: _harmless(_member(field.annotation)) for name, field in fields if field.is_required()}
+    arguments = get_args(kind)
+    match get_origin(kind):
+        case origin if origin is dict:
+            return {"x": _harmless(_member(arguments[1]))}
+        case origin if origin is list:
+            return [_harmless(_member(arguments[0]))]
+        case origin if origin is Literal:
+            first: Json = arguments[0]
+            return first
+        case _:
+            return _HARMLESS.get(kind)
 
 
 def _inside(value: Json, part: str | int) -> Json:
@@ -101,8 +130,8 @@ def _inside(value: Json, part: str | int) -> Json:
 # ------------------------------------------------------------------------------------------- pydantic's errors in words
 
 
-def _fault(raw: ErrorDetails, data: dict[str, Json]) -> list[Problem]:
-    """One error of the models as a problem; none for the branch of a choice that the value does not belong to."""
+def _faults(raw: ErrorDetails, data: dict[str, Json]) -> list[_Fault]:
+    """One error of the models; none for the branch of a choice that the value does not belong to."""
     path: KeyPath = ()
     value: Json = data
     is_choice = False
@@ -115,9 +144,12 @@ def _fault(raw: ErrorDetails, data: dict[str, Json]) -> list[Problem]:
             if is_choice == isinstance(value, dict):
                 return []
     if raw["loc"][-1:] == ("[key]",):
-        return [Problem(path, f"is not a known key here; {suggestion(str(path[-1]), _expected(raw))}")]
-    text = _text(raw, path, value)
-    return [Problem(path, text.replace(" is wanted", " or a mapping of shares is wanted", 1) if is_choice else text)]
+        text = f"is not a known key here; {suggestion(str(path[-1]), _expected(raw))}"
+    else:
+        text = _text(raw, path, value)
+    if is_choice:
+        text = text.replace(" is wanted", " or a mapping of shares is wanted", 1)
+    return [_Fault(Problem(path, text), (*path, raw["loc"][-1]) if raw["type"] == "missing" else path)]
 
 
 def _text(raw: ErrorDetails, path: KeyPath, value: Json) -> str:
@@ -160,7 +192,8 @@ def _wanted(raw: ErrorDetails, path: KeyPath) -> str:
 def _range(raw: ErrorDetails) -> str:
     for name, words in (("gt", "more than"), ("ge", "at least"), ("lt", "less than"), ("le", "at most")):
         if name in raw.get("ctx", {}):
-            return f"{words} {raw['ctx'][name]:,g}"
+            limit = raw["ctx"][name]
+            return f"{words} {int(limit) if limit == int(limit) else limit:,}"
     # A kind of fault that no model has today: pydantic's own words are better than none.
     return f"something else ({raw['msg'][:1].lower()}{raw['msg'][1:]})"
 
@@ -190,21 +223,31 @@ def _expected(raw: ErrorDetails) -> list[str]:
 
 def _keys(path: KeyPath) -> Iterable[str]:
     """The keys that a mapping at this place of a policy may have; none where any name goes."""
+    kind = _kind(path)
+    return kind.model_fields if _is_model(kind) else ()
+
+
+def _kind(path: KeyPath) -> object:
+    """What belongs at this place of a policy: a model, a collection, a plain type; None where nothing does."""
     kind: object = FleetPolicy
     for part in path:
-        if isinstance(kind, type) and issubclass(kind, BaseModel):
+        if _is_model(kind):
             known = kind.model_fields.get(str(part))
-            kind = _mapping(known.annotation) if known else None
+            kind = _member(known.annotation) if known else None
         else:
-            kind = _mapping(get_args(kind)[-1]) if get_args(kind) else None
-    return kind.model_fields if isinstance(kind, type) and issubclass(kind, BaseModel) else ()
+            kind = _member(get_args(kind)[-1]) if get_origin(kind) in {dict, list} else None
+    return kind
 
 
-def _mapping(annotation: object) -> object:
-    """The member of a union that is a model or a collection; the annotation itself where it is no union."""
+def _member(annotation: object) -> object:
+    """Of a union the model or collection, else its first member; the annotation itself where it is no union."""
     if get_origin(annotation) is Annotated:
-        return _mapping(get_args(annotation)[0])
+        return _member(get_args(annotation)[0])
     if get_origin(annotation) in {Union, types.UnionType}:
-        members = [_mapping(member) for member in get_args(annotation)]
-        return next((m for m in members if get_origin(m) in {dict, list} or isinstance(m, type(BaseModel))), None)
+        members = [_member(member) for member in get_args(annotation)]
+        return next((m for m in members if get_origin(m) in {dict, list} or _is_model(m)), members[0])
     return annotation
+
+
+def _is_model(kind: object) -> TypeGuard[type[BaseModel]]:
+    return isinstance(kind, type) and get_origin(kind) is None and issubclass(kind, BaseModel)

@@ -153,8 +153,9 @@ def _decoded(content: bytes, path: Path, telemetry_required: bool) -> LoadedPoli
 def _names(data: dict[str, Json]) -> Names:
     services, pools, gpus = (_mapping(data.get(key)) for key in ("services", "pools", "gpus"))
     lists = [_mapping(service).get("pools") for service in services.values()]
-    served = [pool for pools in lists if isinstance(pools, list) for pool in pools if isinstance(pool, str)]
-    return Names(tuple(pools), tuple(gpus), frozenset(served))
+    # A single name where a list belongs is one fault, and no reason to call its pool unused.
+    served = [pool for pools in lists for pool in (pools if isinstance(pools, list) else [pools])]
+    return Names(tuple(pools), tuple(gpus), frozenset(pool for pool in served if isinstance(pool, str)))
 
 
 def _mapping(value: Json) -> dict[str, Json]:

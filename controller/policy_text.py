@@ -59,8 +59,9 @@ class Document:
 def read(text: str, name: str) -> Document:
     """The document in the text. Raises PolicyError where it is no YAML mapping; lesser faults are `problems`."""
     root = _compose(text, name)
-    if root is None:
-        raise PolicyError(f"{name}:1: the file is empty; `trimtab init` writes a policy to start from.")
+    if root is None or root.tag == f"{_TAG}null":
+        line = _line(root) if root else 1
+        raise PolicyError(f"{name}:{line}: the file is empty; `trimtab init` writes a policy to start from.")
     values = _Values(name)
     data = values.read(root, ())
     if not isinstance(data, dict):

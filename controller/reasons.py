@@ -15,8 +15,8 @@ from controller.types import (
     Expected,
     Hole,
     Known,
+    Nothing,
     PoolObservation,
-    Reading,
     ReplicaObservation,
     ReplicaState,
     Stage,
@@ -49,13 +49,9 @@ def replicas(count: int) -> str:
     return f"{count} replica" if count == 1 else f"{count} replicas"
 
 
-def reading(value: Reading, unit: str) -> str:
-    """A reading with its unit, or what kind of nothing it is."""
-    match value:
-        case Known(known, _):
-            return f"{number(known)}{unit}"
-        case Hole(kind, _):
-            return f"unknown ({kind.value})"
+def nothing(kind: Nothing) -> str:
+    """A kind of nothing in a person's words: a latency without calls is undefined, not "nan"."""
+    return "undefined" if kind is Nothing.NAN else kind.value
 
 
 def links(observation: PoolObservation, assessment: Assessment, slo: Slo, now_s: float) -> tuple[Change, ...]:
@@ -75,7 +71,7 @@ def observed(pool: PoolObservation, slo: Slo) -> str:
     parts += [f"{replica.name} is {replica.state.value} ({replica.detail})" for replica in _troubled(pool)[:2]]
     offered = pool.offered_calls_per_s
     if isinstance(offered, Hole):
-        return "; ".join([*parts, f"offered load is {offered.kind.value}: {offered.detail}"])
+        return "; ".join([*parts, f"offered load is {nothing(offered.kind)}: {offered.detail}"])
     load = f"{number(offered.value)} calls/s offered"
     if isinstance(pool.served_calls_per_s, Known):
         load += f" ({number(pool.served_calls_per_s.value)} served"

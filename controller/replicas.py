@@ -137,8 +137,12 @@ def _take(raw: Raw, sample: Sample, instance: str, bound: str | None, blocks: tu
         if size is not None and count is not None and isfinite(size * count) and size * count > 0:
             raw.kv_capacity_tokens = (raw.kv_capacity_tokens or 0.0) + size * count
         return
-    if signal not in raw.values or isnan(value):
+    known = raw.values.get(signal)
+    if known is None or isnan(value):
         raw.values[signal] = value
+    elif isnan(known):
+        # One instance whose value is undefined makes the replica's undefined, in whatever order they come.
+        return
     elif signal in _MAX_OVER_INSTANCES:
         raw.values[signal] = max(value, raw.values[signal])
     elif signal in _MIN_OVER_INSTANCES:
@@ -261,8 +265,8 @@ def ratio(numerator: Reading, denominator: Reading, idle: str) -> Reading:
     """A quotient of two readings; NAN with the reason `idle` where the denominator is zero."""
     match numerator, denominator:
         case Known(top, age_s), Known(bottom, other_s):
-            if bottom <= 0:
-                return Hole(Nothing.NAN, idle)
+            if bottom <= 0 or not isfinite(top / bottom):
+                return Hole(Nothing.NAN, idle if bottom <= 0 else f"{top:g} / {bottom:g} is no number")
             return Known(rounded(top / bottom), max(age_s, other_s))
         case Hole(), _:
             return numerator

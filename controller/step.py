@@ -12,7 +12,7 @@ daemon, `trimtab replay`, the demo and every benchmark call this one function. I
     guard      what is left of the plan                                                     controller.guards
 
 Wanted, requested and observed are three things. A move that was recommended or requested is remembered as `Standing`:
-it is not made again while it stands, is in flight until it is observed, and is withdrawn when it stopped being right.
+it is not made again while it stands (controller.standing says how long that is).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from math import isfinite
 
-from controller import guards, reasons
+from controller import guards, reasons, standing
 from controller.alarms import alarms
 from controller.freeze import frozen_until
 from controller.guards import Context, Ledger, Proposal
@@ -35,6 +35,7 @@ from controller.types import (
     Decision,
     Expected,
     Hold,
+    Hole,
     Known,
     Mode,
     Move,
@@ -69,9 +70,6 @@ from models.types import (
 HISTORY_S = 120.0
 """How much load history the first forecast needs."""
 
-STANDING_LEADS = 3.0
-"""A requested move that is not observed after so many lead times is written off."""
-
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
@@ -102,7 +100,7 @@ def step(policy: FleetPolicy, state: ControllerState, observation: Observation) 
     tick, now_s = state.tick + 1, observation.now_s
     if not isfinite(now_s):
         blind = tuple(Hold(name, ActionKind.SCALE, "the observation has no valid time") for name in policy.pools)
-        return replace(state, tick=tick), Decision(tick, now_s, (), blind, (), ())
+        return replace(state, tick=tick), Decision(tick, now_s, (), (*blind, *_service_holds(policy)), (), ())
     seen = _estimate_and_assess(policy, state, observation)
     seen = _plan(policy, seen)
     ledger = _ledger(policy, seen)
@@ -113,12 +111,14 @@ def step(policy: FleetPolicy, state: ControllerState, observation: Observation) 
     moves: list[Move] = []
     holds: list[Hold] = []
     for item in sorted(seen, key=_turn):
+        pool = policy.pools[item.pool.name]
         context = Context(
             policy,
-            policy.pools[item.pool.name],
+            pool,
             item.observation,
             item.memory,
-            ledger,
+            # What the pool promised itself is at its own disposal; what it keeps of that is taken again below.
+            ledger.before(_promise(item, item.memory), pool),
             now_s,
             frozen.get(item.pool.name),
             partial,
@@ -126,13 +126,13 @@ def step(policy: FleetPolicy, state: ControllerState, observation: Observation) 
         )
         memory, verdict = _decide(item, context, tick)
         memories[item.pool.name] = memory
+        ledger = context.ledger.after(_promise(item, memory), pool)
         if isinstance(verdict, Hold):
             holds.append(verdict)
             continue
         moves.append(verdict)
-        scale = verdict.actions[0]
-        if isinstance(scale, Scale):
-            ledger = ledger.after(Proposal(scale.pool, scale.before, scale.after, ()), context.pool)
+        if verdict.quadrant is not Quadrant.ADD:
+            ledger = replace(ledger, scaling_in=item.pool.name)
     decision = Decision(
         tick,
         now_s,
@@ -187,7 +187,7 @@ def _assess(pool: Pool, slo: Slo, observation: PoolObservation, memory: PoolStat
         history=history,
         load=load if isinstance(load, Load) else memory.load,
         estimate=estimate,
-        scaled_at_s=tuple(at_s for at_s in memory.scaled_at_s if now_s - at_s < 3600),
+        scaled_at_s=tuple(min(at_s, now_s) for at_s in memory.scaled_at_s if now_s - at_s < 3600),
     )
     return _Seen(pool, slo, observation, memory, load, assessment, _current(observation))
 
@@ -242,7 +242,8 @@ def _remember(
     memories: tuple[ReplicaMemory, ...], observation: PoolObservation, now_s: float
 ) -> tuple[ReplicaMemory, ...]:
     """When each replica's telemetry was last fresh; one that is gone for `FORGET_S` is forgotten."""
-    last = {memory.name: memory.last_seen_s for memory in memories if now_s - memory.last_seen_s <= FORGET_S}
+    # A clock that was set back must not make a replica immortal: nothing was seen later than now.
+    last = {m.name: min(m.last_seen_s, now_s) for m in memories if now_s - m.last_seen_s <= FORGET_S}
     missing = {ReplicaState.DOWN, ReplicaState.BLIND}
     last.update({replica.name: now_s for replica in observation.replicas if replica.state not in missing})
     return tuple(ReplicaMemory(name, at_s) for name, at_s in sorted(last.items()))
@@ -276,20 +277,24 @@ def _plan(policy: FleetPolicy, seen: list[_Seen]) -> list[_Seen]:
 
 
 def _starting(item: _Seen) -> int:
-    standing = item.memory.standing
-    if standing is None or standing.mode is not Mode.ACT:
+    ordered = item.memory.standing
+    if ordered is None or ordered.mode is not Mode.ACT:
         return 0
-    return max(standing.replicas_after - item.observation.count(ReplicaState.SERVING), 0)
+    return max(ordered.replicas_after - item.observation.count(ReplicaState.SERVING), 0)
 
 
 def _ledger(policy: FleetPolicy, seen: list[_Seen]) -> Ledger:
     """GPUs that are neither held nor promised."""
     free = {name: gpu.count for name, gpu in policy.gpus.items()}
     for item in seen:
-        standing = item.memory.standing
-        replicas = max(item.current, standing.replicas_after if standing else 0)
+        replicas = standing.promised(item.memory, item.current)
         free[item.pool.gpu_type] = free.get(item.pool.gpu_type, 0) - replicas * item.pool.gpus_per_replica
     return Ledger(free, None)
+
+
+def _promise(item: _Seen, memory: PoolState) -> Proposal:
+    """From what is there to what stands: replicas that may still come."""
+    return Proposal(item.pool.name, item.current, standing.promised(memory, item.current), ())
 
 
 def _turn(item: _Seen) -> tuple[bool, float]:
@@ -304,69 +309,36 @@ def _turn(item: _Seen) -> tuple[bool, float]:
 def _decide(item: _Seen, context: Context, tick: int) -> tuple[PoolState, Move | Hold]:
     chain = reasons.links(item.observation, item.assessment, item.slo, context.now_s)
     target = item.assessment.target
-    memory = _settle(item, context)
+    name, current = item.pool.name, item.current
+    memory = standing.settle(item.memory, current, context)
+    offered = item.observation.offered_calls_per_s
+    if _known(offered) is None:
+        blind = not item.observation.count(ReplicaState.SERVING)
+        why = offered.detail if isinstance(offered, Hole) else "its value is impossible"
+        reason = f"no usable signal: {why}" if blind else f"the offered load is unknown: {why}"
+        return replace(memory, fewer_since_s=None), Hold(name, ActionKind.SCALE, reason)
     if isinstance(target, Unknown):
-        return replace(memory, fewer_since_s=None), Hold(item.pool.name, ActionKind.SCALE, target.reason)
+        return replace(memory, fewer_since_s=None), Hold(name, ActionKind.SCALE, target.reason)
     aim = max(target.replicas, context.pool.replicas.min)
-    promised = memory.standing.replicas_after if memory.standing else item.current
     fewer_since_s = None
-    if aim < promised and guards.doubted(item.observation, context.partial) is None:
+    if aim < standing.wanted(memory, current) and guards.doubted(item.observation, context.partial) is None:
         fewer_since_s = context.now_s if memory.fewer_since_s is None else min(memory.fewer_since_s, context.now_s)
     memory = replace(memory, fewer_since_s=fewer_since_s)
     context = replace(context, memory=memory)
-    standing = memory.standing
-    if standing is not None:
-        verdict = _stands(standing, target, item, context)
+    planned = Proposal(name, current, target.replicas, chain[-1:])
+    if memory.standing is not None:
+        verdict = standing.stands(memory.standing, planned, context)
         if verdict is not None:
             return memory, verdict
-        memory = replace(memory, standing=None)
-    proposal = guards.narrow(Proposal(item.pool.name, item.current, target.replicas, chain[-1:]), context)
+        memory = replace(memory, standing=None, fewer_since_s=None)
+        context = replace(context, memory=memory)
+    proposal = guards.narrow(planned, context)
     if isinstance(proposal, Hold):
         return memory, replace(proposal, changes=proposal.changes[1:])
-    if proposal.replicas == item.current:
-        return memory, Hold(item.pool.name, ActionKind.SCALE, _enough(target, item.current), proposal.changes[1:])
+    if proposal.replicas == current:
+        return memory, Hold(name, ActionKind.SCALE, _enough(target, current), proposal.changes[1:])
     move = _move(item, proposal, (*chain, *proposal.changes[1:]), context, tick)
     return _after(memory, move, context), move
-
-
-def _settle(item: _Seen, context: Context) -> PoolState:
-    """Forget a standing move that was observed, has failed or expired, or was made in another mode."""
-    memory, standing = item.memory, item.memory.standing
-    if standing is None:
-        return memory
-    expired = standing.expires_s is not None and context.now_s > standing.expires_s
-    observed = item.current == standing.replicas_after
-    failed = standing.move_id in context.failed
-    remoded = standing.mode is not context.policy.mode_of(ActionKind.SCALE, item.pool.name)
-    if not (expired or observed or failed or remoded):
-        return memory
-    return replace(memory, standing=None, fewer_since_s=None if observed else memory.fewer_since_s)
-
-
-def _stands(standing: Standing, target: Target, item: _Seen, context: Context) -> Hold | None:
-    """Why the standing move still answers the plan; None where it does not and a new one is due."""
-    word = "requested" if standing.mode is Mode.ACT else "recommended"
-    text = (
-        f"{reasons.replicas(standing.replicas_after)} {word} at {reasons.clock(standing.since_s)} ({standing.move_id})"
-    )
-    aim = max(target.replicas, context.pool.replicas.min)
-    outwards = standing.replicas_after > standing.replicas_before
-    if aim == standing.replicas_after or (not outwards and aim < standing.replicas_after):
-        return Hold(item.pool.name, ActionKind.SCALE, f"{text}, not observed yet")
-    if outwards and aim > standing.replicas_after:
-        widened = guards.narrow(Proposal(item.pool.name, standing.replicas_after, target.replicas, ()), context)
-        if isinstance(widened, Hold) or widened.replicas <= standing.replicas_after:
-            return Hold(item.pool.name, ActionKind.SCALE, f"{text}; more can't be had now")
-        return None
-    since_s = context.memory.fewer_since_s
-    waited_s = 0.0 if since_s is None else context.now_s - since_s
-    if outwards and waited_s < context.policy.limits.scale_in_hold_s:
-        return Hold(
-            item.pool.name,
-            ActionKind.SCALE,
-            f"{text}; {aim} have been enough for {waited_s:.0f} s, which is too short to withdraw it",
-        )
-    return None
 
 
 def _enough(target: Target, current: int) -> str:
@@ -414,9 +386,9 @@ def _after(memory: PoolState, move: Move, context: Context) -> PoolState:
     if not isinstance(scale, Scale):
         return memory
     lead_s = context.pool.start.cold_s
-    expires_s = context.now_s + STANDING_LEADS * lead_s if move.mode is Mode.ACT else None
-    standing = Standing(move.id, move.mode, scale.before, scale.after, context.now_s, expires_s)
-    return replace(memory, standing=standing, fewer_since_s=None, scaled_at_s=(*memory.scaled_at_s, context.now_s))
+    expires_s = context.now_s + standing.STANDING_LEADS * lead_s if move.mode is Mode.ACT else None
+    stands = Standing(move.id, move.mode, scale.before, scale.after, context.now_s, expires_s)
+    return replace(memory, standing=stands, fewer_since_s=None, scaled_at_s=(*memory.scaled_at_s, context.now_s))
 
 
 def _service_holds(policy: FleetPolicy) -> tuple[Hold, ...]:

@@ -7,7 +7,7 @@ from rich.table import Table
 
 from controller.check import Findings
 from controller.policy import FleetPolicy
-from controller.reasons import number
+from controller.reasons import nothing, number
 from controller.types import Hole, Known, Observation, PoolObservation, Reading, ReplicaState, Signal
 
 WIDTH = 100
@@ -79,4 +79,4 @@ def _cell(reading: Reading, scale: float = 1.0) -> str:
         case Known(value, _):
             return number(value * scale)
         case Hole(kind, _):
-            return kind.value
+            return nothing(kind)

@@ -12,10 +12,20 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 from servers import CAPTURE, ROOT, HttpServer, PrometheusServers, Reply, Request, prometheus_policy, require
 
 from controller.adapters.prometheus import PrometheusTelemetry
 from controller.types import Snapshot
+
+
+# The same examples in every run, on machines of any speed.
+settings.register_profile("reproducible", derandomize=True, deadline=None)
+settings.load_profile("reproducible")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--rewrite", action="store_true", help="write what the scenarios decide now into their files")
 
 
 def pytest_configure() -> None:

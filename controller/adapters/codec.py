@@ -11,10 +11,10 @@ together in one JSON list, and the lists stand in the order of a walk over the t
     pools[].load/Known.value    [1.5]         ... and one column per field of each member
 
 Neighbours then resemble each other, which is what zlib lives on: an observation of 400 replicas (8,200 readings, 640 kB
-as plain JSON, 63 kB compressed) takes 28 kB, and is written and read in 20 ms each. A
-column that was written before in the same document (the ages of one scrape) is its number instead. Python's JSON
-writes the shortest decimal that reads back as the same double, and has words for NaN and the infinities, so numbers
-survive to the bit, -0.0, NaN and the difference of 1 and 1.0 included (a NaN's payload does not).
+as plain JSON, 63 kB compressed) takes 28 kB, and is written and read in 20 ms each. A column that was written before in
+the same document (the ages of one scrape) is its number instead. Python's JSON writes the shortest decimal that reads
+back as the same double, and has words for NaN and the infinities, so numbers survive to the bit, -0.0, NaN and the
+difference of 1 and 1.0 included (a NaN's payload does not).
 
 The names of the columns are the layout. It is kept beside the documents, once, so that a later version of the classes
 reads them still: a new field takes its default, a dropped field is skipped. A field that is new and has no default, or

@@ -30,7 +30,8 @@ PAGE_BYTES = 4096
 WAL_PAGES = 256
 """The write-ahead log is written back to the database from so many pages (1 MiB) on."""
 
-ELSEWHERE = "or name another file with TRIMTAB_JOURNAL"
+RENAME = "name another file with TRIMTAB_JOURNAL"
+ELSEWHERE = f"or {RENAME}"
 
 SCHEMA = """
 CREATE TABLE formats (id INTEGER PRIMARY KEY, layouts TEXT NOT NULL UNIQUE) STRICT;
@@ -108,7 +109,8 @@ def connect_reader(path: Path) -> sqlite3.Connection:
             raise JournalError(f"{path}: there is no journal; `trimtab run` writes one, {ELSEWHERE}")
         uri = f"{path.resolve().as_uri()}?mode=ro"
         # Write-ahead mode needs a file of shared memory. Where none can be made and none is, there is no writer either.
-        if not os.access(path.resolve().parent, os.W_OK) and not os.path.exists(f"{path.resolve()}-wal"):
+        writable = os.access(path.resolve().parent, os.W_OK, effective_ids=True)
+        if not writable and not os.path.exists(f"{path.resolve()}-wal"):
             uri += "&immutable=1"
         connection = undo.enter_context(closing(_connect(uri)))
         if _identify(path, connection) == 0:
@@ -168,7 +170,7 @@ def _identify(path: Path, connection: sqlite3.Connection) -> int:
     if (application_id, version, tables) == (0, 0, 0):
         return 0
     if application_id != APPLICATION_ID:
-        raise JournalError(f"{path}: this is another application's database; leave it alone, {ELSEWHERE[3:]}")
+        raise JournalError(f"{path}: this is another application's database; leave it alone and {RENAME}")
     if version > SCHEMA_VERSION:
         raise JournalError(
             f"{path}: a newer Trimtab wrote this journal (version {version}, this one knows {SCHEMA_VERSION}); "

@@ -3,7 +3,7 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from controller.freeze import END_OF_TIME_S, frozen_until, openings
@@ -48,8 +48,8 @@ def test_sunday_is_both_zero_and_seven(sunday: str) -> None:
         ("1-5", "mon tue wed thu fri"),
         ("5-7", "fri sat sun"),
         ("sat-sun", "sat sun"),
-        ("0-2", "sun mon tue"),
-        ("*/2", "sun tue thu sat"),
+        ("0-2", "mon tue sun"),
+        ("*/2", "tue thu sat sun"),
         ("1-7/3", "mon thu sun"),
         ("4/2", "thu sat"),
         ("*", "mon tue wed thu fri sat sun"),
@@ -98,6 +98,7 @@ def test_only_named_pools_are_frozen_and_the_latest_end_counts() -> None:
     assert frozen_until([Freeze(cron="0 22 * * *", hours=1, pools=[])], now_s, "chat") is None
 
 
+@settings(deadline=None, derandomize=True)
 @given(st.floats() | st.sampled_from([0.0, END_OF_TIME_S, END_OF_TIME_S - 1, -1.0, 1e300]))
 def test_any_time_is_answered(now_s: float) -> None:
     end = frozen_until([Freeze(cron="5 4 29 2 *", hours=8784)], now_s, "chat")
@@ -108,7 +109,7 @@ def test_any_time_is_answered(now_s: float) -> None:
     ("cron", "reason"),
     [
         ("", "has 0 fields, and 5 are wanted"),
-        ("@weekly", "has 1 fields"),
+        ("@weekly", "has 1 field,"),
         ("0 22 * *", "has 4 fields"),
         ("0 0 22 * * 5", "has 6 fields"),
         ("60 * * * *", "higher than the maximum value (59)"),
@@ -134,17 +135,21 @@ def test_wrong_cron_expressions_are_refused_with_the_reason(cron: str, reason: s
     assert reason in str(refused.value)
 
 
+@settings(deadline=None, derandomize=True)
 @given(st.text(alphabet="0123456789*/-,abcdefghijmnoprstuvwy ?#L", max_size=24))
 def test_any_text_is_a_cron_expression_or_a_value_error(text: str) -> None:
+    refusal = ""
     try:
         assert openings(text)
     except ValueError as error:
-        assert "\n" not in str(error)
+        refusal = str(error)
+    assert "\n" not in refusal
 
 
 NUMBERS = st.sets(st.integers(0, 30), min_size=1, max_size=6)
 
 
+@settings(deadline=None, derandomize=True)
 @given(
     minutes=NUMBERS,
     hours=st.sets(st.integers(0, 23), min_size=1, max_size=3),

@@ -6,6 +6,7 @@ names, so that some are missing, some come twice, and some are unknown to the po
 
 from hypothesis import strategies as st
 
+from controller.policy import FleetPolicy
 from controller.types import (
     ActionKind,
     AdmissionLimit,
@@ -33,11 +34,14 @@ from controller.types import (
     ReplicaMemory,
     ReplicaObservation,
     ReplicaState,
+    Sample,
     Scale,
     ServiceObservation,
     SetAdmission,
     ShiftWeights,
+    Signal,
     Sleep,
+    Snapshot,
     SourceHole,
     Stage,
     Standing,
@@ -219,4 +223,93 @@ def decisions() -> st.SearchStrategy[Decision]:
         holds=tuples(st.builds(Hold, target, kind, texts, changes()), 2),
         alarms=tuples(st.builds(Alarm, st.sampled_from(AlarmKind), texts, texts), 2),
         assessments=tuples(assessments(), 2),
+    )
+
+
+def policies(names: tuple[str, ...] = ("a", "b")) -> st.SearchStrategy[FleetPolicy]:
+    """Valid policies of pools that share GPUs, with any limits, modes and freezes that the schema allows."""
+    return st.builds(
+        _policy,
+        pools=st.fixed_dictionaries(dict.fromkeys(names, _pools())),
+        gpus=st.fixed_dictionaries({kind: st.integers(0, 40) for kind in ("H100", "L40S")}),
+        limits=st.fixed_dictionaries(
+            {
+                "scalings_per_hour": st.integers(1, 20),
+                "replicas_per_step": st.integers(1, 10),
+                "scale_in_hold_s": st.sampled_from([0, 15, 60, 300]),
+                "headroom": st.floats(min_value=0.01, max_value=1),
+            }
+        ),
+        modes=st.fixed_dictionaries({}, optional={"scale": st.sampled_from(["observe", "recommend", "act"])}),
+        mode=st.sampled_from(["observe", "recommend", "recommend", "act"]),
+        freeze=st.lists(
+            st.fixed_dictionaries(
+                {"cron": st.sampled_from(["0 22 * * 5", "*/7 * * * *", "5 4 1 1 *"]), "hours": st.floats(0.01, 100)},
+                optional={"pools": st.lists(st.sampled_from(names), max_size=2)},
+            ),
+            max_size=1,
+        ),
+    )
+
+
+def _pools() -> st.SearchStrategy[dict]:
+    limits = st.tuples(st.integers(0, 12), st.integers(1, 12)).map(
+        lambda pair: {"min": min(pair), "max": max(pair)},
+    )
+    return st.fixed_dictionaries(
+        {
+            "gpu": st.fixed_dictionaries({"type": st.sampled_from(["H100", "L40S"]), "per_replica": st.integers(1, 4)}),
+            "replicas": limits,
+            "survive": st.sampled_from([[], ["replica"]]),
+            "max_num_seqs": st.sampled_from([1, 16, 256]),
+            "start": st.fixed_dictionaries({"cold_s": st.sampled_from([0.5, 45, 240])}),
+        },
+        optional={"mode": st.sampled_from(["observe", "recommend", "act"])},
+    )
+
+
+def _policy(pools: dict, gpus: dict, **rest: object) -> FleetPolicy:
+    services = {"chat": [*pools][:1], "agents": [*pools][1:]}
+    return FleetPolicy.model_validate(
+        {
+            "version": 1,
+            "gpus": {kind: {"count": count, "usd_per_gpu_hour": 2.0} for kind, count in gpus.items()},
+            "services": {
+                name: {"slo": {"ttft_s": 2.0, "tpot_s": 0.05}, "pools": served}
+                for name, served in services.items()
+                if served
+            },
+            "pools": {
+                name: {"select": {"app": name}, "model": {"name": "m", "parameters": 8e9}, **pool}
+                for name, pool in pools.items()
+            },
+            **rest,
+        }
+    )
+
+
+def snapshots() -> st.SearchStrategy[Snapshot]:
+    """What a source might say: any signal with any labels and any value, again and again."""
+    words = st.sampled_from(["", "a", "b", "r0", "r1", "1", "0.5", "+Inf", "-Inf", "NaN", "no number"])
+    names = st.sampled_from(
+        ["app", "pod", "instance", "job", "le", "block_size", "num_gpu_blocks", "UUID", "exported_pod", "service"]
+    )
+    labels = st.dictionaries(names, words, max_size=5)
+    engine = st.fixed_dictionaries({"app": st.sampled_from(["a", "b"]), "pod": st.sampled_from(REPLICAS)})
+    bucket = st.fixed_dictionaries(
+        {"app": st.just("a"), "pod": st.just("r0"), "le": st.sampled_from(["0.1", "1", "-1", "-Inf", "NaN", "+Inf"])}
+    )
+    sample = st.builds(
+        lambda signal, pairs, value: Sample(signal, tuple(sorted((k, v) for k, v in pairs.items() if v)), value),
+        st.sampled_from(Signal),
+        st.one_of(labels, engine, bucket),
+        numbers,
+    )
+    fresh = tuple(Sample(Signal.HEARTBEAT_AGE_S, (("app", "a"), ("pod", name)), 1.0) for name in REPLICAS[:2])
+    return st.builds(
+        lambda samples, more, holes, failed: Snapshot((*samples, *more), holes, failed),
+        tuples(sample, 40),
+        st.sampled_from([(), fresh]),
+        tuples(st.builds(SourceHole, texts, texts), 2),
+        tuples(st.sampled_from(Signal)),
     )

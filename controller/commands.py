@@ -1,0 +1,270 @@
+"""What the commands do, and the only place that wires adapters to the loop.
+
+A command says what it found on standard output and returns; one that asks a question returns whether the answer is yes.
+What is wrong outside is raised as a TrimtabError, which controller.cli turns into one sentence.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import sys
+import tempfile
+from datetime import datetime
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import track
+
+from controller import answers, check, demo, explain, logs, loop, replay, settings, tables
+from controller.adapters import recording, signals
+from controller.adapters.clock import WallClock
+from controller.adapters.codec import canonical_bytes
+from controller.adapters.journal import JournalReader, SqliteJournal, open_reader
+from controller.adapters.prometheus import PrometheusTelemetry
+from controller.adapters.scrape import ScrapeTelemetry
+from controller.errors import PolicyError, TrimtabError
+from controller.metrics import Metrics
+from controller.policy import FleetPolicy, PrometheusSource
+from controller.policy_file import PolicyWatch, load, parse, schema_text
+from controller.ports import Telemetry
+from controller.server import Server
+from controller.starter import engines_from, starter
+from controller.types import ControllerState, TickRecord
+
+
+class _Console(Console):
+    """A console that lets its caller judge a reader who left."""
+
+    def on_broken_pipe(self) -> None:
+        """Raise what rich has caught (it would end the process with 1, which means "the answer is no")."""
+        raise BrokenPipeError
+
+
+out = _Console(width=None if sys.stdout.isatty() else 100, highlight=False, markup=True)
+
+
+def run(**flags: object) -> None:
+    """Observe, decide, explain and record, every interval, until SIGTERM; SIGHUP looks at the policy file at once."""
+    process = settings.load(**flags)
+    logs.configure(process.log_format, process.log_level)
+    loaded = load(process.policy)
+    clock, metrics, watch = WallClock(), Metrics(), PolicyWatch(loaded)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: clock.stop())
+    with contextlib.ExitStack() as stack:
+        records = stack.enter_context(
+            contextlib.closing(SqliteJournal(process.journal, max_bytes=process.journal_max_bytes))
+        )
+        shown = loop.Shown(metrics, lambda count: _recent(process.journal, count))
+        interval_s = loaded.policy.telemetry.interval_s
+        server = Server(shown, process.host, process.port, max(process.health_limit_s, 3 * interval_s))
+        ports = loop.Ports(clock, _telemetry(loaded.policy), journal=records)
+        server.start()
+        stack.callback(server.stop)
+        logs.started(process, loaded, server.port)
+        daemon = loop.Loop(ports, loaded, _telemetry, metrics, shown, process.tick_deadline_s)
+        signal.signal(signal.SIGHUP, lambda *_: daemon.post(lambda: daemon.reload(watch)))
+        daemon.run(watch, records.prune)
+
+
+def recommend(policy: Path | None, at: str | None, pool: str | None, *, as_json: bool) -> None:
+    """One tick of a daemon without memory, at a time of the caller's choice."""
+    loaded = load(settings.load(policy=policy).policy)
+    _known_pool(pool, loaded.policy)
+    at_s = _time(at)
+    with contextlib.closing(_telemetry(loaded.policy)) as telemetry:
+        ports = loop.Ports(recording.VirtualClock(at_s), telemetry)
+        _, record = loop.tick(ports, loaded, ControllerState(), (), _patience_s(loaded.policy))
+    if as_json:
+        _print_json(answers.about(record, pool))
+        return
+    tables.readings(record.observation, out, pool)
+    out.print(explain.record_text(record, loaded.policy, pool), markup=False, soft_wrap=True)
+    for hole in record.observation.holes:
+        out.print(f"missing    {hole.source}: {hole.detail}", markup=False, soft_wrap=True)
+
+
+def check_policy(policy: Path | None, at: str | None, *, offline: bool, as_json: bool) -> bool:
+    """Whether the policy is valid and the telemetry knows all that it names."""
+    at_s = _time(at)
+    loaded = load(settings.load(policy=policy).policy)
+    if not as_json:
+        out.print(f"{loaded.path}: valid", markup=False, soft_wrap=True)
+        for warning in loaded.warnings:
+            out.print(f"warning    {warning}", markup=False, soft_wrap=True)
+    if offline:
+        if as_json:
+            _print_json({"valid": True, "warnings": loaded.warnings})
+        return True
+    with contextlib.closing(_telemetry(loaded.policy)) as telemetry:
+        window_s = loaded.policy.telemetry.window_s
+        snapshot = telemetry.read(at_s, window_s, _patience_s(loaded.policy))
+        wanted = {
+            engine: tuple(check.Wanted(entry.signal, entry.about, entry.essential) for entry in entries)
+            for engine, entries in signals.ENGINES.items()
+        }
+        found = check.findings(loaded.policy, snapshot, wanted)
+        if as_json:
+            _print_json(found)
+        else:
+            tables.findings(found, loaded.policy, telemetry.expressions(window_s), out)
+    return not found.fatal
+
+
+def explain_decision(pool: str | None, journal: Path | None, last: int) -> None:
+    """The reasons of the last tick, or of the last so many moves, from the journal."""
+    path = settings.load(journal=journal).journal
+    with contextlib.closing(open_reader(path)) as records:
+        newest = tuple(records.tail(1)) if not last else _last_moves(records, pool, last)
+        for record in newest:
+            fleet = parse(records.policy_text(record.policy_sha256), "the journal", telemetry_required=False).policy
+            _known_pool(pool, fleet)
+            if not last:
+                out.print(explain.record_text(record, fleet, pool), markup=False, soft_wrap=True)
+            for move in record.decision.moves if last else ():
+                if pool in {None, move.target}:
+                    out.print(explain.move_text(move, record), markup=False, soft_wrap=True)
+    if not newest:
+        out.print(f"{path} holds no {'move' if last else 'tick'} yet.", markup=False)
+
+
+def replay_journal(journal: Path, *, as_json: bool) -> bool:
+    """Whether every recorded decision comes out again, byte for byte."""
+    with contextlib.closing(open_reader(journal)) as records:
+        total, differing = _replay(records, quiet=as_json)
+    if as_json:
+        _print_json({"replayed": total, "differing_ticks": differing})
+    elif differing:
+        out.print(f"{len(differing)} of {total} ticks decide differently now, the first is tick {differing[0]}.")
+    else:
+        out.print(f"{total} ticks replayed; every decision is the recorded one, byte for byte.")
+    return not differing
+
+
+def init(prometheus: str, output: Path | None, at: str | None) -> None:
+    """A starter policy for the engines that a Prometheus knows."""
+    if output is not None and output.exists():
+        raise TrimtabError(f"{output} exists already; name another file with --output, or move it away first.")
+    source = PrometheusSource(url=prometheus)
+    running = PrometheusTelemetry.discover(source, signals.RUNNING_SERIES, None if at is None else _time(at))
+    gpus = PrometheusTelemetry.discover(source, signals.GPU_SERIES, None if at is None else _time(at))
+    text = starter(engines_from(running, gpus), prometheus)
+    if output is None:
+        sys.stdout.write(text)
+        return
+    try:
+        output.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise TrimtabError(f"{output} can't be written: {error.strerror}.") from error
+    out.print(f"{output} written; look through its comments, then say: trimtab check {output}", markup=False)
+
+
+def schema() -> None:
+    """The JSON Schema of the policy file."""
+    sys.stdout.write(schema_text())
+
+
+def play_demo(journal: Path | None) -> bool:
+    """Whether the replay of the recorded demo decides as the demo did."""
+    logs.configure("console", "error")
+    telemetry = recording.RecordingTelemetry(recording.VLLM_CPU)
+    path = recording.VLLM_CPU.parent / "vllm_cpu.yaml"
+    loaded = load(path, telemetry_required=False)
+    if journal is not None and journal.exists():
+        raise TrimtabError(f"{journal} exists already; name another file with --journal, or move it away first.")
+    with tempfile.TemporaryDirectory(prefix="trimtab-demo-") as folder:
+        kept = journal or Path(folder) / "demo.db"
+        with contextlib.closing(SqliteJournal(kept)) as records:
+            metrics = Metrics()
+            ports = loop.Ports(recording.VirtualClock(telemetry.start_s, telemetry.end_s), telemetry, journal=records)
+            shown = loop.Shown(metrics, lambda _: ())
+            daemon = loop.Loop(ports, loaded, lambda _: telemetry, metrics, shown)
+            out.print(demo.INTRODUCTION, markup=False)
+            story = demo.play(
+                lambda listen: daemon.run(listen=listen), out, "00:00:00", telemetry.start_s, telemetry.end_s
+            )
+        demo.summary(story, out)
+        with contextlib.closing(open_reader(kept)) as records:
+            total, differing = _replay(records, quiet=True)
+    out.print(f"{story.ticks} ticks; {total} replayed from the journal, {len(differing)} of them decided differently.")
+    if journal is not None:
+        out.print(f"Now say: trimtab explain --journal {journal} --last 3", markup=False)
+    return bool(total) and not differing
+
+
+# ------------------------------------------------------------------------------------------------------------ wiring
+
+
+def _print_json(answer: object) -> None:
+    sys.stdout.write(answers.encode(answer).decode() + "\n")
+
+
+def _telemetry(policy: FleetPolicy) -> Telemetry:
+    if policy.telemetry.prometheus is not None:
+        return PrometheusTelemetry(policy)
+    if policy.telemetry.scrape is not None:
+        return ScrapeTelemetry(policy)
+    raise PolicyError(
+        "telemetry: names no source; add `prometheus: {url: ...}` or `scrape: {targets: [...]}` under it."
+    )
+
+
+def _patience_s(policy: FleetPolicy) -> float:
+    """How long a command that a person waits for may take to read its telemetry."""
+    source = policy.telemetry.prometheus or policy.telemetry.scrape
+    return max(10.0, source.timeout_s + 2) if source is not None else 10.0
+
+
+def _recent(path: Path, count: int) -> tuple[TickRecord, ...]:
+    with contextlib.closing(open_reader(path)) as records:
+        return tuple(records.tail(count))
+
+
+def _last_moves(records: JournalReader, pool: str | None, count: int) -> tuple[TickRecord, ...]:
+    """The newest records with moves (of the pool), at most `count`, oldest first; read backwards in portions."""
+    found: list[TickRecord] = []
+    newest = next((record.decision.tick for record in records.tail(1)), 0)
+    while newest > 0 and len(found) < count:
+        portion = list(records.records(max(newest - 199, 1), newest))
+        moving = [r for r in portion if any(pool in {None, move.target} for move in r.decision.moves)]
+        found = moving + found
+        if not portion:
+            break
+        newest = portion[0].decision.tick - 1
+    return tuple(found[-count:])
+
+
+def _replay(records: JournalReader, *, quiet: bool) -> tuple[int, list[int]]:
+    def policy(text: str) -> FleetPolicy:
+        return parse(text, "the journal", telemetry_required=False).policy
+
+    steps = records.replayable()
+    ticks = next((record.decision.tick for record in records.tail(1)), 0)
+    shown = steps if quiet else track(steps, "replaying", total=ticks, console=out, transient=True)
+    entries = (replay.Recorded(entry.state_before, entry.policy_text, entry.record) for entry in shown)
+    total, differing = 0, []
+    for replayed in replay.replay(entries, policy, canonical_bytes):
+        total += 1
+        if not replayed.same:
+            differing.append(replayed.record.decision.tick)
+    return total, differing
+
+
+def _known_pool(pool: str | None, policy: FleetPolicy) -> None:
+    if pool is not None and pool not in policy.pools:
+        raise TrimtabError(f"The policy has no pool {pool!r}; it has: {', '.join(policy.pools)}.")
+
+
+def _time(text: str | None) -> float:
+    if text is None:
+        return WallClock().now_s()
+    with contextlib.suppress(ValueError):
+        return float(text)
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        raise TrimtabError(f"--at {text!r} is no time; write Unix seconds or 2026-11-30T14:32:15Z.") from None
+    if moment.tzinfo is None:
+        raise TrimtabError(f"--at {text!r} names no time zone; write {text}Z for UTC.")
+    return moment.timestamp()

@@ -1,0 +1,285 @@
+"""Clients and their tasks: arrivals, steps, timeouts, retries, and what a failure costs.
+
+A task is a session of some steps. Each step sends the system prompt, the history so far and some new input; the answer
+joins the history; a tool or a human takes a while; the next step follows. A step that gets no first token in time, or no
+end in time, is aborted and tried again after a backoff, as is one that was refused, unless it was told not to. A stream
+that is cut after its first token can't simply be sent again: the step is lost. When a step fails for good, the task has
+failed and everything it spent is waste; some users then begin it anew.
+"""
+
+from __future__ import annotations
+
+import math
+
+from numba import njit
+
+from models.fleetsim import cache, engine, events, gateway
+from models.fleetsim.chance import bits, exponential, lognormal, uniform
+from models.fleetsim.world import (
+    CALLS_LEFT,
+    CLIENT_SENDS,
+    CONTINUING,
+    DROPPED,
+    FIRST,
+    FREE,
+    NEW,
+    RETRY,
+    TASK_ARRIVES,
+    TASKS_LEFT,
+    TOTAL_TIMEOUT,
+    TTFT_TIMEOUT,
+    World,
+)
+
+
+@njit(cache=True)
+def next_arrival(world: World, service: int) -> float:
+    """When the next task of a service arrives: a Poisson process whose rate is constant within each bin, exactly."""
+    work, at_s = exponential(world.random), world.clock[0]
+    width, bins = world.services[service].rate_bin_s, world.rates.shape[1]
+    for _ in range(2 * bins + 2):
+        place = int(math.floor(at_s / width + 1e-9))
+        rate, end_s = world.rates[service, place % bins], (place + 1) * width
+        if rate * (end_s - at_s) > work:
+            return at_s + work / rate
+        work -= rate * (end_s - at_s)
+        at_s = end_s
+    return math.inf
+
+
+@njit(cache=True)
+def arrive(world: World, service: int) -> None:
+    """A task arrives, and the next arrival is set."""
+    begin(world, service, -1, -1, 0)
+    at_s = next_arrival(world, service)
+    if at_s < math.inf:
+        events.push(world, at_s, TASK_ARRIVES, service, 0)
+
+
+@njit(cache=True)
+def _drawn(world: World, shares: object) -> int:
+    point, chosen = uniform(world.random), 0
+    for index in range(len(shares)):
+        if shares[index] > 0.0:
+            chosen = index
+            point -= shares[index]
+            if point < 0.0:
+                break
+    return chosen
+
+
+@njit(cache=True)
+def begin(world: World, service: int, profile: int, klass: int, resubmits: int) -> None:
+    """Begin a task, of a given profile and class or of drawn ones; it sends its first step at once."""
+    left = world.free_left[TASKS_LEFT] - 1
+    if left < 0:
+        world.numbers[DROPPED] += 1
+        return
+    world.free_left[TASKS_LEFT] = left
+    index = world.free_tasks[left]
+    task = world.tasks[index]
+    task.live, task.serial = 1, events.serial(world)
+    task.service, task.resubmits = service, resubmits
+    task.profile = profile if profile >= 0 else _drawn(world, world.profiles["share"])
+    task.klass = klass if klass >= 0 else _drawn(world, world.class_share[service])
+    kind = world.profiles[task.profile]
+    steps = int(round(lognormal(world.random, kind.steps_mean, kind.steps_sigma)))
+    task.steps = min(max(steps, 1), kind.steps_max)
+    task.step, task.attempt, task.history, task.call, task.chains = 0, 0, 0, -1, -1
+    task.home = bits(world.random)
+    task.began_s, task.spent_prompt, task.spent_output = world.clock[0], 0.0, 0.0
+    world.tallies[service, task.klass, task.profile].started += 1
+    if resubmits > 0:
+        world.tallies[service, task.klass, task.profile].resubmitted += 1
+    _prepare(world, index)
+    send(world, index)
+
+
+@njit(cache=True)
+def _prepare(world: World, index: int) -> None:
+    """Draw the next step's input and output; a history that grew too long is cut down to half."""
+    task = world.tasks[index]
+    kind = world.profiles[task.profile]
+    task.input = max(int(lognormal(world.random, kind.input_mean, kind.input_sigma)), 1)
+    task.output = max(int(lognormal(world.random, kind.output_mean, kind.output_sigma)), 1)
+    task.attempt = 0
+    room = kind.context_max - kind.system_tokens
+    task.input, task.output = min(task.input, room // 4), min(task.output, room // 4)
+    if task.history + task.input + task.output > room:
+        task.history = room // 2 - task.input - task.output
+
+
+@njit(cache=True)
+def send(world: World, index: int) -> None:
+    """Send the present step of a task to the gateway."""
+    task = world.tasks[index]
+    service = world.services[task.service]
+    stage, attempt = NEW if task.step == 0 else CONTINUING, FIRST if task.attempt == 0 else RETRY
+    counts = world.counts[task.service, task.klass, stage, attempt]
+    counts.sent += 1
+    verdict = gateway.passes(world, task.service, task.klass, stage, attempt)
+    if verdict != gateway.ADMITTED:
+        counts.limited += 1
+        _try_again(world, index, verdict != gateway.LIMITED_FOR_GOOD)
+        return
+    left = world.free_left[CALLS_LEFT] - 1
+    if left < 0:
+        raise IndexError("too many calls at once: the scenario is larger than the plant was made for")
+    number = world.free_calls[left]
+    call = world.calls[number]
+    call.serial, call.task, call.attempt = events.serial(world), index, task.attempt
+    call.prompt = world.profiles[task.profile].system_tokens + task.history + task.input
+    call.output, call.target = task.output, call.prompt
+    call.computed, call.generated, call.in_step, call.own_blocks, call.preempted, call.cached = 0, 0, 0, 0, 0, 0
+    call.chain, call.uses_system, call.first_s = -1, -1, -1.0
+    call.sent_s, call.admitted_s = world.clock[0], world.clock[0]
+    verdict = gateway.route(world, number, task.home)
+    if verdict == gateway.ADMITTED:
+        world.free_left[CALLS_LEFT] = left
+        task.call = number
+        counts.admitted += 1
+        patience = service.ttft_timeout_s * (0.8 + 0.4 * uniform(world.random))
+        events.push(world, call.sent_s + patience, TTFT_TIMEOUT, number, call.serial)
+        events.push(world, call.sent_s + service.total_timeout_s, TOTAL_TIMEOUT, number, call.serial)
+        return
+    call.state = FREE
+    if verdict == gateway.OVERFLOWED:
+        counts.overflowed += 1
+    elif verdict == gateway.REFUSED:
+        counts.refused += 1
+    else:
+        counts.unroutable += 1
+    _try_again(world, index, True)
+
+
+@njit(cache=True)
+def _try_again(world: World, index: int, may: bool) -> None:
+    """After a refusal or a timeout: send again after a backoff, or give the task up."""
+    task = world.tasks[index]
+    service = world.services[task.service]
+    if not may or task.attempt >= service.retries:
+        fail(world, index)
+        return
+    wait_s = service.backoff_s * 2.0**task.attempt * (0.5 + uniform(world.random))
+    task.attempt += 1
+    events.push(world, world.clock[0] + wait_s, CLIENT_SENDS, index, task.serial)
+
+
+@njit(cache=True)
+def _hang_up(world: World, number: int) -> None:
+    """The call ends for its client; what was spent on it counts, and its row is free again."""
+    call = world.calls[number]
+    task = world.tasks[call.task]
+    task.spent_prompt += max(min(call.computed, call.prompt) - call.cached, 0)
+    task.spent_output += call.generated
+    task.call = -1
+    call.state = FREE
+    world.free_calls[world.free_left[CALLS_LEFT]] = number
+    world.free_left[CALLS_LEFT] += 1
+
+
+@njit(cache=True)
+def counts_of(world: World, number: int) -> object:
+    """The gateway's counters for a call's class, stage and attempt."""
+    call = world.calls[number]
+    task = world.tasks[call.task]
+    stage, attempt = NEW if task.step == 0 else CONTINUING, FIRST if call.attempt == 0 else RETRY
+    return world.counts[task.service, task.klass, stage, attempt]
+
+
+@njit(cache=True)
+def time_out(world: World, number: int, mark: int, only_before_first: bool) -> None:
+    """A client's patience ends: the call is aborted at its engine, and tried again or given up."""
+    call = world.calls[number]
+    if call.state == FREE or call.serial != mark or (only_before_first and call.generated > 0):
+        return
+    counts_of(world, number).timed_out += 1
+    index, replica = call.task, call.replica
+    engine.leave(world, number)
+    _hang_up(world, number)
+    engine.schedule(world, replica)
+    _try_again(world, index, True)
+
+
+@njit(cache=True)
+def lose(world: World, number: int) -> None:
+    """A call's engine is gone. Without a first token the client tries again; a cut stream is lost, and so is the step."""
+    call = world.calls[number]
+    index, cut = call.task, call.generated > 0
+    if cut:
+        counts_of(world, number).cut += 1
+    engine.leave(world, number)
+    _hang_up(world, number)
+    if cut:
+        fail(world, index)
+    else:
+        _try_again(world, index, True)
+
+
+@njit(cache=True)
+def complete(world: World, number: int) -> None:
+    """A call has all its tokens: the next step after a gap, or the task has succeeded."""
+    call = world.calls[number]
+    index = call.task
+    task = world.tasks[index]
+    counts = counts_of(world, number)
+    counts.finished += 1
+    if call.first_s - call.sent_s <= world.services[task.service].slo_ttft_s:
+        counts.in_slo += 1
+    engine.finish(world, number)
+    _hang_up(world, number)
+    task.history += task.input + task.output
+    task.step += 1
+    if task.step >= task.steps:
+        tally = world.tallies[task.service, task.klass, task.profile]
+        tally.succeeded += 1
+        tally.good_prompt += task.spent_prompt
+        tally.good_output += task.spent_output
+        _end(world, index)
+        return
+    kind = world.profiles[task.profile]
+    human = uniform(world.random) < kind.human_share
+    gap_s = lognormal(world.random, kind.human_gap_s if human else kind.gap_mean_s, kind.gap_sigma)
+    _prepare(world, index)
+    events.push(world, world.clock[0] + gap_s, CLIENT_SENDS, index, task.serial)
+
+
+@njit(cache=True)
+def fail(world: World, index: int) -> None:
+    """A step has failed for good, and the task with it; the user may begin anew later."""
+    task = world.tasks[index]
+    service = world.services[task.service]
+    tally = world.tallies[task.service, task.klass, task.profile]
+    tally.failed += 1
+    tally.lost_prompt += task.spent_prompt
+    tally.lost_output += task.spent_output
+    if uniform(world.random) < service.resubmit_share:
+        # The row itself waits, as a task that is not live, to be begun anew.
+        task.live = 2
+        cache.orphan(world, index)
+        wait_s = service.resubmit_after_s * exponential(world.random)
+        events.push(world, world.clock[0] + wait_s, CLIENT_SENDS, index, task.serial)
+        return
+    _end(world, index)
+
+
+@njit(cache=True)
+def _end(world: World, index: int) -> None:
+    cache.orphan(world, index)
+    world.tasks[index].live = 0
+    world.free_tasks[world.free_left[TASKS_LEFT]] = index
+    world.free_left[TASKS_LEFT] += 1
+
+
+@njit(cache=True)
+def wake(world: World, index: int, mark: int) -> None:
+    """A client's timer: send the step, or begin a failed task anew."""
+    task = world.tasks[index]
+    if task.serial != mark or task.live == 0:
+        return
+    if task.live == 2:
+        service, profile, klass, resubmits = task.service, task.profile, task.klass, task.resubmits + 1
+        _end(world, index)
+        begin(world, service, profile, klass, resubmits)
+        return
+    send(world, index)

@@ -1,0 +1,363 @@
+"""One engine: vLLM V1's scheduler, its KV memory, and how long a step takes.
+
+A step takes every running request in order: one token each for those that decode, a chunk of the prompt for those that
+prefill, within the step's token budget. A running request that finds no free block preempts the newest one, which loses
+its blocks (they stay cached as long as the LRU lets them) and waits at the head of the queue to be recomputed. Then
+waiting requests are admitted while there are seats, budget, and room for their whole prompt. What the prefix cache holds
+of a prompt is not computed again; the last token always is. The first token comes with the step that ends the prefill.
+
+    step time = max(FLOP / (FLOP/s), bytes / (bytes/s)) + overhead + per-sequence cost, times noise
+    FLOP      = flop_per_token * padded tokens + flop_per_pair * sum over chunks of chunk*(context + chunk/2)
+    bytes     = weights + kv_bytes * tokens of context that are read
+
+The decode batch is padded to the sizes of captured graphs (1, 2, 4, then multiples of 8). This is not the linear form
+that the planning side fits, on purpose: quadratic attention, padding and the maximum are what it has to cope with.
+Gauges and counters change when a step ends, as they do in vLLM; a stopped engine keeps showing its last gauges.
+"""
+
+from __future__ import annotations
+
+from numba import njit
+
+from models.fleetsim import cache, events
+from models.fleetsim.chance import lognormal
+from models.fleetsim.world import (
+    DRAINING,
+    ITL_BOUNDS,
+    READY,
+    REQUEST_BOUNDS,
+    RUNNING,
+    STEP_ENDS,
+    TTFT_BOUNDS,
+    WAITING,
+    World,
+)
+
+
+@njit(cache=True)
+def bucket(bounds: tuple[float, ...], value: float) -> int:
+    """The place of the first bound that is not below the value; the number of bounds where all are."""
+    low, high = 0, len(bounds)
+    while low < high:
+        middle = (low + high) >> 1
+        if bounds[middle] < value:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+@njit(cache=True)
+def enqueue(world: World, index: int, at_head: bool) -> None:
+    """Put a call into its replica's queue: at the head (preempted), by priority, or at the end."""
+    call = world.calls[index]
+    replica = call.replica
+    home, queue = world.replicas[replica], world.queues[replica]
+    place = home.waiting
+    if at_head:
+        place = 0
+    elif world.pools[home.pool].by_priority:
+        klass = world.tasks[call.task].klass
+        while place > 0 and world.tasks[world.calls[queue[place - 1]].task].klass > klass:
+            place -= 1
+    for later in range(home.waiting, place, -1):
+        queue[later] = queue[later - 1]
+    queue[place] = index
+    home.waiting += 1
+    call.state = WAITING
+
+
+@njit(cache=True)
+def dequeue(world: World, replica: int, place: int) -> None:
+    """Take the call at a place out of the queue."""
+    home, queue = world.replicas[replica], world.queues[replica]
+    for later in range(place, home.waiting - 1):
+        queue[later] = queue[later + 1]
+    home.waiting -= 1
+
+
+@njit(cache=True)
+def _unseat(world: World, replica: int, index: int) -> None:
+    home, running = world.replicas[replica], world.running[replica]
+    place = 0
+    while running[place] != index:
+        place += 1
+    for later in range(place, home.running - 1):
+        running[later] = running[later + 1]
+    home.running -= 1
+
+
+@njit(cache=True)
+def free_blocks(world: World, index: int) -> None:
+    """A request lets go of its memory; its full blocks stay cached, the session's freed before the system prompt's."""
+    call = world.calls[index]
+    home = world.replicas[call.replica]
+    size = world.pools[home.pool].block_tokens
+    system_blocks = world.profiles[world.tasks[call.task].profile].system_tokens // size
+    home.kv_used -= call.own_blocks
+    call.own_blocks = 0
+    if call.chain >= 0:
+        chain = world.chains[call.chain]
+        session = max(call.computed // size - system_blocks, 0)
+        home.kv_used += session - chain.blocks
+        chain.blocks = session
+        cache.release(world, call.chain)
+        call.chain = -1
+    if call.uses_system >= 0:
+        cache.release(world, call.uses_system)
+        call.uses_system = -1
+
+
+@njit(cache=True)
+def leave(world: World, index: int) -> None:
+    """Take a call off its replica, wherever it is: finished, aborted, or lost."""
+    call = world.calls[index]
+    replica = call.replica
+    home = world.replicas[replica]
+    if call.state == RUNNING:
+        free_blocks(world, index)
+        _unseat(world, replica, index)
+    elif call.state == WAITING:
+        place = 0
+        while world.queues[replica, place] != index:
+            place += 1
+        dequeue(world, replica, place)
+    world.pools[home.pool].active -= 1
+
+
+@njit(cache=True)
+def _blocks(tokens: int, size: int) -> int:
+    return (tokens + size - 1) // size
+
+
+@njit(cache=True)
+def _held(world: World, index: int) -> int:
+    """Blocks that cover a running call's tokens, its own and shared ones together."""
+    call = world.calls[index]
+    held = call.own_blocks
+    if call.chain >= 0:
+        held += world.chains[call.chain].blocks
+    if call.uses_system >= 0:
+        held += world.chains[call.uses_system].blocks
+    return held
+
+
+@njit(cache=True)
+def _preempt(world: World, index: int) -> None:
+    call = world.calls[index]
+    free_blocks(world, index)
+    _unseat(world, call.replica, index)
+    call.computed, call.in_step = 0, 0
+    call.preempted += 1
+    world.replicas[call.replica].preemptions += 1
+    enqueue(world, index, True)
+
+
+@njit(cache=True)
+def _grow(world: World, index: int, tokens: int) -> bool:
+    """Blocks for `tokens` more of a running call; preempts newer calls if need be. False where it was itself preempted."""
+    call = world.calls[index]
+    replica = call.replica
+    size = world.pools[world.replicas[replica].pool].block_tokens
+    while True:
+        need = _blocks(call.computed + tokens, size) - _held(world, index)
+        if need <= 0:
+            return True
+        if cache.take(world, replica, need):
+            call.own_blocks += need
+            return True
+        newest = world.running[replica, world.replicas[replica].running - 1]
+        _preempt(world, newest)
+        if newest == index:
+            return False
+
+
+@njit(cache=True)
+def _admit(world: World, index: int) -> bool:
+    """Seat the call at the head of the queue if its whole prompt has room; what is cached of it counts as computed."""
+    call = world.calls[index]
+    replica = call.replica
+    home, task = world.replicas[replica], world.tasks[call.task]
+    size = world.pools[home.pool].block_tokens
+    system_blocks = world.profiles[task.profile].system_tokens // size
+    usable = (call.target - 1) // size
+    system = world.systems[replica, task.profile]
+    if system < 0:
+        system = cache.new_chain(world, replica, -1, task.profile)
+        world.systems[replica, task.profile] = system
+    chain = cache.chain_of(world, replica, call.task)
+    if chain < 0:
+        chain = cache.new_chain(world, replica, call.task, -1)
+    elif world.chains[chain].users > 0:
+        # Another call of the same session runs here (its client has given up, its engine not yet): nothing is shared.
+        chain = -1
+    cache.use(world, system)
+    if chain >= 0:
+        cache.use(world, chain)
+    hit = min(world.chains[system].blocks, usable)
+    if chain >= 0 and world.chains[system].blocks >= system_blocks:
+        hit = min(system_blocks + world.chains[chain].blocks, usable)
+    call.chain, call.uses_system, call.own_blocks = chain, system, 0
+    need = max(_blocks(call.target, size) - _held(world, index), 0)
+    if not cache.take(world, replica, need):
+        call.computed = 0 if chain < 0 else (system_blocks + world.chains[chain].blocks) * size
+        free_blocks(world, index)
+        call.computed = 0
+        return False
+    call.own_blocks = need
+    call.computed = hit * size
+    if call.preempted == 0:
+        home.prefix_queries += call.prompt
+        home.prefix_hits += call.computed
+        call.cached = call.computed
+        call.admitted_s = world.clock[0]
+    return True
+
+
+@njit(cache=True)
+def schedule(world: World, replica: int) -> None:
+    """Start the next step of an idle engine, if it has anything to do."""
+    home = world.replicas[replica]
+    if home.stepping or (home.state != READY and home.state != DRAINING):
+        return
+    if home.running + home.waiting == 0:
+        return
+    pool = world.pools[home.pool]
+    running = world.running[replica]
+    left, place, preemptions = pool.token_budget, 0, home.preemptions
+    while place < home.running:
+        index = running[place]
+        call = world.calls[index]
+        wanted = min(max(call.target - call.computed, 1), left)
+        call.in_step = 0
+        if wanted > 0 and _grow(world, index, wanted):
+            call.in_step = wanted
+            left -= wanted
+        if place < home.running and running[place] == index:
+            place += 1
+    while home.waiting > 0 and home.running < pool.max_seqs and left > 0 and home.preemptions == preemptions:
+        index = world.queues[replica, 0]
+        if not _admit(world, index):
+            break
+        dequeue(world, replica, 0)
+        call = world.calls[index]
+        running[home.running] = index
+        home.running += 1
+        call.state = RUNNING
+        call.in_step = min(call.target - call.computed, left)
+        left -= call.in_step
+    _start_step(world, replica)
+
+
+@njit(cache=True)
+def _start_step(world: World, replica: int) -> None:
+    home = world.replicas[replica]
+    if home.running == 0:
+        return
+    pool = world.pools[home.pool]
+    decoding, prefill, pairs, read = 0, 0, 0.0, 0.0
+    for place in range(home.running):
+        call = world.calls[world.running[replica, place]]
+        if call.in_step == 0:
+            continue
+        if call.computed + 1 >= call.target and call.in_step == 1:
+            decoding += 1
+            pairs += call.computed
+        else:
+            prefill += call.in_step
+            pairs += call.in_step * (call.computed + 0.5 * call.in_step)
+        read += call.computed
+    padded = decoding if decoding <= 2 else 4 if decoding <= 4 else ((decoding + 7) // 8) * 8
+    flop = pool.flop_per_token * (padded + prefill) + pool.flop_per_pair * pairs
+    moved = pool.weight_bytes + pool.kv_bytes * read
+    took_s = max(flop / pool.flop_per_s, moved / pool.bytes_per_s) + pool.overhead_s
+    took_s += pool.per_seq_s * home.running
+    took_s *= home.slow * lognormal(world.random, 1.0, pool.noise)
+    home.stepping = 1
+    home.step_began_s = world.clock[0]
+    events.push(world, world.clock[0] + took_s, STEP_ENDS, replica, home.life)
+
+
+@njit(cache=True)
+def _publish(world: World, replica: int) -> None:
+    home = world.replicas[replica]
+    home.shown_running, home.shown_waiting = home.running, home.waiting
+    home.shown_kv = home.kv_used / world.pools[home.pool].kv_blocks
+
+
+@njit(cache=True)
+def _share_system(world: World, index: int) -> None:
+    """Once a call has computed its system prompt, those blocks belong to everybody."""
+    call = world.calls[index]
+    home = world.replicas[call.replica]
+    size = world.pools[home.pool].block_tokens
+    full = world.profiles[world.tasks[call.task].profile].system_tokens // size
+    chain = world.chains[call.uses_system]
+    missing = full - chain.blocks
+    if missing <= 0 or call.computed < full * size or call.own_blocks < missing:
+        return
+    chain.blocks = full
+    call.own_blocks -= missing
+
+
+@njit(cache=True)
+def end_step(world: World, replica: int, finished: object) -> int:
+    """Apply a step: tokens, first tokens, finishes. Writes the finished calls to `finished`, returns their number."""
+    home = world.replicas[replica]
+    now_s = world.clock[0]
+    took_s = now_s - home.step_began_s
+    home.stepping = 0
+    home.busy_s += took_s
+    home.steps += 1
+    itl_place, done = bucket(ITL_BOUNDS, took_s), 0
+    for place in range(home.running):
+        index = world.running[replica, place]
+        call = world.calls[index]
+        if call.in_step == 0:
+            continue
+        home.step_tokens += call.in_step
+        call.computed += call.in_step
+        if call.uses_system >= 0 and call.generated == 0:
+            _share_system(world, index)
+        if call.computed < call.target:
+            continue
+        # The prompt is computed (or one more token is): this step samples a token.
+        call.generated += 1
+        call.target = call.computed + 1
+        home.generated_tokens += 1
+        if call.generated == 1:
+            _first_token(world, index)
+        else:
+            world.itl_counts[replica, itl_place] += 1
+            home.itl_sum += took_s
+        if call.generated >= call.output:
+            finished[done] = index
+            done += 1
+    _publish(world, replica)
+    return done
+
+
+@njit(cache=True)
+def _first_token(world: World, index: int) -> None:
+    call = world.calls[index]
+    home = world.replicas[call.replica]
+    now_s = world.clock[0]
+    call.first_s = now_s
+    home.ttft_sum += now_s - call.sent_s
+    world.ttft_counts[call.replica, bucket(TTFT_BOUNDS, now_s - call.sent_s)] += 1
+    home.prompt_tokens += call.prompt
+    home.computed_tokens += call.prompt - call.cached
+
+
+@njit(cache=True)
+def finish(world: World, index: int) -> None:
+    """What vLLM counts when a request ends normally: only now, however long it took."""
+    call = world.calls[index]
+    replica, now_s = call.replica, world.clock[0]
+    home = world.replicas[replica]
+    home.stopped += 1
+    home.e2e_sum += now_s - call.sent_s
+    home.queue_sum += call.admitted_s - call.sent_s
+    world.e2e_counts[replica, bucket(REQUEST_BOUNDS, now_s - call.sent_s)] += 1
+    world.queue_counts[replica, bucket(REQUEST_BOUNDS, call.admitted_s - call.sent_s)] += 1
+    leave(world, index)

@@ -1,0 +1,64 @@
+"""Time: handle events in order until a moment; and the life of replicas."""
+
+from __future__ import annotations
+
+from numba import njit
+
+from models.fleetsim import clients, engine, events
+from models.fleetsim.world import (
+    CLIENT_SENDS,
+    EVENTS,
+    LIFE,
+    STEP_ENDS,
+    TASK_ARRIVES,
+    TOTAL_TIMEOUT,
+    TTFT_TIMEOUT,
+    World,
+)
+
+
+@njit(cache=True)
+def run(world: World, until_s: float, finished: object) -> bool:
+    """Handle events up to and including `until_s`; True where a replica's life event waits for the plant.
+
+    finished: room for the calls that end in one step, int32. Events of replicas' lives are not handled here (Python
+    does, they are rare): the clock stops at one, and it stays the first of the heap.
+    """
+    while world.numbers[EVENTS] > 0 and world.event_at[0] <= until_s:
+        kind, index, mark = world.event_what[0, 0], world.event_what[0, 1], world.event_what[0, 2]
+        world.clock[0] = world.event_at[0]
+        if kind == LIFE:
+            return True
+        events.pop(world)
+        if kind == STEP_ENDS:
+            _step_ends(world, index, mark, finished)
+        elif kind == CLIENT_SENDS:
+            clients.wake(world, index, mark)
+        elif kind == TASK_ARRIVES:
+            clients.arrive(world, index)
+        elif kind == TTFT_TIMEOUT:
+            clients.time_out(world, index, mark, True)
+        elif kind == TOTAL_TIMEOUT:
+            clients.time_out(world, index, mark, False)
+    world.clock[0] = until_s
+    return False
+
+
+@njit(cache=True)
+def _step_ends(world: World, replica: int, mark: int, finished: object) -> None:
+    if world.replicas[replica].life != mark:
+        return
+    done = engine.end_step(world, replica, finished)
+    for place in range(done):
+        clients.complete(world, finished[place])
+    engine.schedule(world, replica)
+
+
+@njit(cache=True)
+def lose_all(world: World, replica: int) -> None:
+    """Every call of a replica is lost, running ones first."""
+    home = world.replicas[replica]
+    while home.running > 0:
+        clients.lose(world, world.running[replica, home.running - 1])
+    while home.waiting > 0:
+        clients.lose(world, world.queues[replica, home.waiting - 1])
