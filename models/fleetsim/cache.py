@@ -12,12 +12,11 @@ Memory of a replica, in blocks: used (held by running requests: their own and th
 
 from __future__ import annotations
 
-from numba import njit
-
+from models.fleetsim.compiled import compiled
 from models.fleetsim.world import CHAINS_LEFT, World
 
 
-@njit(cache=True)
+@compiled
 def new_chain(world: World, replica: int, task: int, system: int) -> int:
     """An empty chain, linked to its task if it has one."""
     left = world.free_left[CHAINS_LEFT] - 1
@@ -34,7 +33,7 @@ def new_chain(world: World, replica: int, task: int, system: int) -> int:
     return index
 
 
-@njit(cache=True)
+@compiled
 def drop_chain(world: World, index: int) -> None:
     """Give a chain's row back; it must be out of the LRU list."""
     chain = world.chains[index]
@@ -54,7 +53,7 @@ def drop_chain(world: World, index: int) -> None:
     world.free_left[CHAINS_LEFT] += 1
 
 
-@njit(cache=True)
+@compiled
 def orphan(world: World, task: int) -> None:
     """A task has ended: its chains stay cached until they are evicted, but nobody will ask for them."""
     index = world.tasks[task].chains
@@ -66,7 +65,7 @@ def orphan(world: World, task: int) -> None:
     world.tasks[task].chains = -1
 
 
-@njit(cache=True)
+@compiled
 def chain_of(world: World, replica: int, task: int) -> int:
     """The chain of a task on a replica, -1 where there is none."""
     index = world.tasks[task].chains
@@ -75,7 +74,7 @@ def chain_of(world: World, replica: int, task: int) -> int:
     return index
 
 
-@njit(cache=True)
+@compiled
 def link(world: World, index: int) -> None:
     """Put a chain at the new end of its replica's LRU list."""
     chain = world.chains[index]
@@ -88,7 +87,7 @@ def link(world: World, index: int) -> None:
     home.newest = index
 
 
-@njit(cache=True)
+@compiled
 def unlink(world: World, index: int) -> None:
     """Take a chain out of its replica's LRU list."""
     chain = world.chains[index]
@@ -104,7 +103,7 @@ def unlink(world: World, index: int) -> None:
     chain.older, chain.newer = -1, -1
 
 
-@njit(cache=True)
+@compiled
 def use(world: World, index: int) -> None:
     """One more running request holds a chain."""
     chain = world.chains[index]
@@ -116,7 +115,7 @@ def use(world: World, index: int) -> None:
         home.kv_used += chain.blocks
 
 
-@njit(cache=True)
+@compiled
 def release(world: World, index: int) -> None:
     """One running request fewer holds a chain; without any it is idle, and gone if it is empty."""
     chain = world.chains[index]
@@ -132,7 +131,7 @@ def release(world: World, index: int) -> None:
     link(world, index)
 
 
-@njit(cache=True)
+@compiled
 def take(world: World, replica: int, blocks: int) -> bool:
     """Make room for `blocks` more used blocks, evicting idle ones as needed; False (and nothing done) if impossible."""
     home = world.replicas[replica]
@@ -153,7 +152,7 @@ def take(world: World, replica: int, blocks: int) -> bool:
     return True
 
 
-@njit(cache=True)
+@compiled
 def flush(world: World, replica: int) -> None:
     """Forget every idle block (a reset of the prefix cache; a restart forgets the used ones with their requests)."""
     home = world.replicas[replica]

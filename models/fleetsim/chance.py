@@ -9,18 +9,19 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
+
+from models.fleetsim.compiled import compiled
 
 State = NDArray[np.uint64]
 
 
 def seeded(seed: int) -> State:
     """A state from a seed, well mixed (NumPy's SeedSequence)."""
-    return np.random.SeedSequence(seed).generate_state(4, np.uint64)
+    return np.random.SeedSequence(seed).generate_state(4, np.uint64).astype(np.uint64)
 
 
-@njit(cache=True)
+@compiled
 def bits(state: State) -> np.uint64:
     """64 random bits."""
     product = state[1] * np.uint64(5)
@@ -35,26 +36,26 @@ def bits(state: State) -> np.uint64:
     return result
 
 
-@njit(cache=True)
+@compiled
 def uniform(state: State) -> float:
     """In [0, 1)."""
     return float(bits(state) >> np.uint64(11)) * (1.0 / 9007199254740992.0)
 
 
-@njit(cache=True)
+@compiled
 def exponential(state: State) -> float:
     """Mean 1."""
     return -math.log(1.0 - uniform(state))
 
 
-@njit(cache=True)
+@compiled
 def normal(state: State) -> float:
     """Mean 0, standard deviation 1 (Box and Muller)."""
     radius = math.sqrt(2.0 * exponential(state))
     return radius * math.cos(2.0 * math.pi * uniform(state))
 
 
-@njit(cache=True)
+@compiled
 def lognormal(state: State, mean: float, sigma: float) -> float:
     """Positive with the given mean; sigma is the standard deviation of its logarithm."""
     if sigma <= 0.0:
@@ -62,7 +63,7 @@ def lognormal(state: State, mean: float, sigma: float) -> float:
     return mean * math.exp(sigma * normal(state) - 0.5 * sigma * sigma)
 
 
-@njit(cache=True)
+@compiled
 def mixed(value: np.uint64) -> np.uint64:
     """A hash of 64 bits (the finaliser of splitmix64)."""
     value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)

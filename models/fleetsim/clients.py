@@ -1,8 +1,8 @@
 """Clients and their tasks: arrivals, steps, timeouts, retries, and what a failure costs.
 
 A task is a session of some steps. Each step sends the system prompt, the history so far and some new input; the answer
-joins the history; a tool or a human takes a while; the next step follows. A step that gets no first token in time, or no
-end in time, is aborted and tried again after a backoff, as is one that was refused, unless it was told not to. A stream
+joins the history; a tool or a human takes a while; the next step follows. A step that gets no first token in time, or
+no end in time, is aborted and tried again after a backoff, as is one that was refused, unless it was told not to. A stream
 that is cut after its first token can't simply be sent again: the step is lost. When a step fails for good, the task has
 failed and everything it spent is waste; some users then begin it anew.
 """
@@ -10,11 +10,11 @@ failed and everything it spent is waste; some users then begin it anew.
 from __future__ import annotations
 
 import math
-
-from numba import njit
+from typing import Any
 
 from models.fleetsim import cache, engine, events, gateway
 from models.fleetsim.chance import bits, exponential, lognormal, uniform
+from models.fleetsim.compiled import compiled
 from models.fleetsim.world import (
     CALLS_LEFT,
     CLIENT_SENDS,
@@ -28,17 +28,18 @@ from models.fleetsim.world import (
     TASKS_LEFT,
     TOTAL_TIMEOUT,
     TTFT_TIMEOUT,
+    Shares,
     World,
 )
 
 
-@njit(cache=True)
+@compiled
 def next_arrival(world: World, service: int) -> float:
     """When the next task of a service arrives: a Poisson process whose rate is constant within each bin, exactly."""
     work, at_s = exponential(world.random), world.clock[0]
     width, bins = world.services[service].rate_bin_s, world.rates.shape[1]
     for _ in range(2 * bins + 2):
-        place = int(math.floor(at_s / width + 1e-9))
+        place = int(at_s / width + 1e-9)
         rate, end_s = world.rates[service, place % bins], (place + 1) * width
         if rate * (end_s - at_s) > work:
             return at_s + work / rate
@@ -47,7 +48,7 @@ def next_arrival(world: World, service: int) -> float:
     return math.inf
 
 
-@njit(cache=True)
+@compiled
 def arrive(world: World, service: int) -> None:
     """A task arrives, and the next arrival is set."""
     begin(world, service, -1, -1, 0)
@@ -56,8 +57,8 @@ def arrive(world: World, service: int) -> None:
         events.push(world, at_s, TASK_ARRIVES, service, 0)
 
 
-@njit(cache=True)
-def _drawn(world: World, shares: object) -> int:
+@compiled
+def _drawn(world: World, shares: Shares) -> int:
     point, chosen = uniform(world.random), 0
     for index in range(len(shares)):
         if shares[index] > 0.0:
@@ -68,7 +69,7 @@ def _drawn(world: World, shares: object) -> int:
     return chosen
 
 
-@njit(cache=True)
+@compiled
 def begin(world: World, service: int, profile: int, klass: int, resubmits: int) -> None:
     """Begin a task, of a given profile and class or of drawn ones; it sends its first step at once."""
     left = world.free_left[TASKS_LEFT] - 1
@@ -83,7 +84,7 @@ def begin(world: World, service: int, profile: int, klass: int, resubmits: int) 
     task.profile = profile if profile >= 0 else _drawn(world, world.profiles["share"])
     task.klass = klass if klass >= 0 else _drawn(world, world.class_share[service])
     kind = world.profiles[task.profile]
-    steps = int(round(lognormal(world.random, kind.steps_mean, kind.steps_sigma)))
+    steps = int(lognormal(world.random, kind.steps_mean, kind.steps_sigma) + 0.5)
     task.steps = min(max(steps, 1), kind.steps_max)
     task.step, task.attempt, task.history, task.call, task.chains = 0, 0, 0, -1, -1
     task.home = bits(world.random)
@@ -95,7 +96,7 @@ def begin(world: World, service: int, profile: int, klass: int, resubmits: int) 
     send(world, index)
 
 
-@njit(cache=True)
+@compiled
 def _prepare(world: World, index: int) -> None:
     """Draw the next step's input and output; a history that grew too long is cut down to half."""
     task = world.tasks[index]
@@ -109,7 +110,7 @@ def _prepare(world: World, index: int) -> None:
         task.history = room // 2 - task.input - task.output
 
 
-@njit(cache=True)
+@compiled
 def send(world: World, index: int) -> None:
     """Send the present step of a task to the gateway."""
     task = world.tasks[index]
@@ -152,7 +153,7 @@ def send(world: World, index: int) -> None:
     _try_again(world, index, True)
 
 
-@njit(cache=True)
+@compiled
 def _try_again(world: World, index: int, may: bool) -> None:
     """After a refusal or a timeout: send again after a backoff, or give the task up."""
     task = world.tasks[index]
@@ -165,7 +166,7 @@ def _try_again(world: World, index: int, may: bool) -> None:
     events.push(world, world.clock[0] + wait_s, CLIENT_SENDS, index, task.serial)
 
 
-@njit(cache=True)
+@compiled
 def _hang_up(world: World, number: int) -> None:
     """The call ends for its client; what was spent on it counts, and its row is free again."""
     call = world.calls[number]
@@ -178,8 +179,8 @@ def _hang_up(world: World, number: int) -> None:
     world.free_left[CALLS_LEFT] += 1
 
 
-@njit(cache=True)
-def counts_of(world: World, number: int) -> object:
+@compiled
+def counts_of(world: World, number: int) -> Any:
     """The gateway's counters for a call's class, stage and attempt."""
     call = world.calls[number]
     task = world.tasks[call.task]
@@ -187,7 +188,7 @@ def counts_of(world: World, number: int) -> object:
     return world.counts[task.service, task.klass, stage, attempt]
 
 
-@njit(cache=True)
+@compiled
 def time_out(world: World, number: int, mark: int, only_before_first: bool) -> None:
     """A client's patience ends: the call is aborted at its engine, and tried again or given up."""
     call = world.calls[number]
@@ -201,9 +202,9 @@ def time_out(world: World, number: int, mark: int, only_before_first: bool) -> N
     _try_again(world, index, True)
 
 
-@njit(cache=True)
+@compiled
 def lose(world: World, number: int) -> None:
-    """A call's engine is gone. Without a first token the client tries again; a cut stream is lost, and so is the step."""
+    """A call's engine is gone. Without a first token the client tries again; a cut stream loses the step."""
     call = world.calls[number]
     index, cut = call.task, call.generated > 0
     if cut:
@@ -216,7 +217,7 @@ def lose(world: World, number: int) -> None:
         _try_again(world, index, True)
 
 
-@njit(cache=True)
+@compiled
 def complete(world: World, number: int) -> None:
     """A call has all its tokens: the next step after a gap, or the task has succeeded."""
     call = world.calls[number]
@@ -244,7 +245,7 @@ def complete(world: World, number: int) -> None:
     events.push(world, world.clock[0] + gap_s, CLIENT_SENDS, index, task.serial)
 
 
-@njit(cache=True)
+@compiled
 def fail(world: World, index: int) -> None:
     """A step has failed for good, and the task with it; the user may begin anew later."""
     task = world.tasks[index]
@@ -263,7 +264,7 @@ def fail(world: World, index: int) -> None:
     _end(world, index)
 
 
-@njit(cache=True)
+@compiled
 def _end(world: World, index: int) -> None:
     cache.orphan(world, index)
     world.tasks[index].live = 0
@@ -271,7 +272,7 @@ def _end(world: World, index: int) -> None:
     world.free_left[TASKS_LEFT] += 1
 
 
-@njit(cache=True)
+@compiled
 def wake(world: World, index: int, mark: int) -> None:
     """A client's timer: send the step, or begin a failed task anew."""
     task = world.tasks[index]

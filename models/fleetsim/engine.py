@@ -1,7 +1,7 @@
 """One engine: vLLM V1's scheduler, its KV memory, and how long a step takes.
 
-A step takes every running request in order: one token each for those that decode, a chunk of the prompt for those that
-prefill, within the step's token budget. A running request that finds no free block preempts the newest one, which loses
+A step takes every running request in order: one token each for those that decode, a chunk of the prompt for those
+that prefill, within the step's token budget. A running request that finds no free block preempts the newest one, which loses
 its blocks (they stay cached as long as the LRU lets them) and waits at the head of the queue to be recomputed. Then
 waiting requests are admitted while there are seats, budget, and room for their whole prompt. What the prefix cache holds
 of a prompt is not computed again; the last token always is. The first token comes with the step that ends the prefill.
@@ -13,14 +13,19 @@ of a prompt is not computed again; the last token always is. The first token com
 The decode batch is padded to the sizes of captured graphs (1, 2, 4, then multiples of 8). This is not the linear form
 that the planning side fits, on purpose: quadratic attention, padding and the maximum are what it has to cope with.
 Gauges and counters change when a step ends, as they do in vLLM; a stopped engine keeps showing its last gauges.
+
+Steps in which everybody decodes and nobody waits are taken up to JUMP at a time, as one event of that many equal steps
+(the noise of their mean is drawn). Whatever happens to the replica meanwhile first settles the steps that are complete
+by then and cuts the jump at the end of the step under way, so that a new call waits for that step and for no more.
 """
 
 from __future__ import annotations
 
-from numba import njit
+import math
 
 from models.fleetsim import cache, events
 from models.fleetsim.chance import lognormal
+from models.fleetsim.compiled import compiled
 from models.fleetsim.world import (
     DRAINING,
     ITL_BOUNDS,
@@ -30,11 +35,14 @@ from models.fleetsim.world import (
     STEP_ENDS,
     TTFT_BOUNDS,
     WAITING,
+    Places,
     World,
 )
 
+JUMP = 32
 
-@njit(cache=True)
+
+@compiled
 def bucket(bounds: tuple[float, ...], value: float) -> int:
     """The place of the first bound that is not below the value; the number of bounds where all are."""
     low, high = 0, len(bounds)
@@ -47,12 +55,14 @@ def bucket(bounds: tuple[float, ...], value: float) -> int:
     return low
 
 
-@njit(cache=True)
+@compiled
 def enqueue(world: World, index: int, at_head: bool) -> None:
     """Put a call into its replica's queue: at the head (preempted), by priority, or at the end."""
     call = world.calls[index]
     replica = call.replica
     home, queue = world.replicas[replica], world.queues[replica]
+    if not at_head:
+        settle(world, replica, True)
     place = home.waiting
     if at_head:
         place = 0
@@ -67,7 +77,7 @@ def enqueue(world: World, index: int, at_head: bool) -> None:
     call.state = WAITING
 
 
-@njit(cache=True)
+@compiled
 def dequeue(world: World, replica: int, place: int) -> None:
     """Take the call at a place out of the queue."""
     home, queue = world.replicas[replica], world.queues[replica]
@@ -76,7 +86,7 @@ def dequeue(world: World, replica: int, place: int) -> None:
     home.waiting -= 1
 
 
-@njit(cache=True)
+@compiled
 def _unseat(world: World, replica: int, index: int) -> None:
     home, running = world.replicas[replica], world.running[replica]
     place = 0
@@ -87,7 +97,7 @@ def _unseat(world: World, replica: int, index: int) -> None:
     home.running -= 1
 
 
-@njit(cache=True)
+@compiled
 def free_blocks(world: World, index: int) -> None:
     """A request lets go of its memory; its full blocks stay cached, the session's freed before the system prompt's."""
     call = world.calls[index]
@@ -108,12 +118,13 @@ def free_blocks(world: World, index: int) -> None:
         call.uses_system = -1
 
 
-@njit(cache=True)
+@compiled
 def leave(world: World, index: int) -> None:
     """Take a call off its replica, wherever it is: finished, aborted, or lost."""
     call = world.calls[index]
     replica = call.replica
     home = world.replicas[replica]
+    settle(world, replica, True)
     if call.state == RUNNING:
         free_blocks(world, index)
         _unseat(world, replica, index)
@@ -125,12 +136,12 @@ def leave(world: World, index: int) -> None:
     world.pools[home.pool].active -= 1
 
 
-@njit(cache=True)
+@compiled
 def _blocks(tokens: int, size: int) -> int:
     return (tokens + size - 1) // size
 
 
-@njit(cache=True)
+@compiled
 def _held(world: World, index: int) -> int:
     """Blocks that cover a running call's tokens, its own and shared ones together."""
     call = world.calls[index]
@@ -142,7 +153,7 @@ def _held(world: World, index: int) -> int:
     return held
 
 
-@njit(cache=True)
+@compiled
 def _preempt(world: World, index: int) -> None:
     call = world.calls[index]
     free_blocks(world, index)
@@ -153,9 +164,9 @@ def _preempt(world: World, index: int) -> None:
     enqueue(world, index, True)
 
 
-@njit(cache=True)
+@compiled
 def _grow(world: World, index: int, tokens: int) -> bool:
-    """Blocks for `tokens` more of a running call; preempts newer calls if need be. False where it was itself preempted."""
+    """Blocks for `tokens` more of a running call; preempts newer calls if need be. False where it was so itself."""
     call = world.calls[index]
     replica = call.replica
     size = world.pools[world.replicas[replica].pool].block_tokens
@@ -172,7 +183,7 @@ def _grow(world: World, index: int, tokens: int) -> bool:
             return False
 
 
-@njit(cache=True)
+@compiled
 def _admit(world: World, index: int) -> bool:
     """Seat the call at the head of the queue if its whole prompt has room; what is cached of it counts as computed."""
     call = world.calls[index]
@@ -214,11 +225,11 @@ def _admit(world: World, index: int) -> bool:
     return True
 
 
-@njit(cache=True)
+@compiled
 def schedule(world: World, replica: int) -> None:
     """Start the next step of an idle engine, if it has anything to do."""
     home = world.replicas[replica]
-    if home.stepping or (home.state != READY and home.state != DRAINING):
+    if home.stepping or home.state not in (READY, DRAINING):
         return
     if home.running + home.waiting == 0:
         return
@@ -249,43 +260,104 @@ def schedule(world: World, replica: int) -> None:
     _start_step(world, replica)
 
 
-@njit(cache=True)
+@compiled
 def _start_step(world: World, replica: int) -> None:
     home = world.replicas[replica]
     if home.running == 0:
         return
     pool = world.pools[home.pool]
-    decoding, prefill, pairs, read = 0, 0, 0.0, 0.0
+    decoding, prefill, pairs, read, fewest = 0, 0, 0.0, 0.0, JUMP
     for place in range(home.running):
         call = world.calls[world.running[replica, place]]
         if call.in_step == 0:
+            fewest = 1
             continue
-        if call.computed + 1 >= call.target and call.in_step == 1:
+        if call.generated > 0 and call.in_step == 1 and call.computed + 1 == call.target:
             decoding += 1
             pairs += call.computed
+            fewest = min(fewest, call.output - call.generated)
         else:
             prefill += call.in_step
             pairs += call.in_step * (call.computed + 0.5 * call.in_step)
+            fewest = 1
         read += call.computed
+    steps = fewest if home.waiting == 0 and fewest > 1 and _reserve(world, replica, fewest) else 1
     padded = decoding if decoding <= 2 else 4 if decoding <= 4 else ((decoding + 7) // 8) * 8
     flop = pool.flop_per_token * (padded + prefill) + pool.flop_per_pair * pairs
-    moved = pool.weight_bytes + pool.kv_bytes * read
+    moved = pool.weight_bytes + pool.kv_bytes * (read + 0.5 * (steps - 1) * decoding)
     took_s = max(flop / pool.flop_per_s, moved / pool.bytes_per_s) + pool.overhead_s
     took_s += pool.per_seq_s * home.running
-    took_s *= home.slow * lognormal(world.random, 1.0, pool.noise)
-    home.stepping = 1
-    home.step_began_s = world.clock[0]
-    events.push(world, world.clock[0] + took_s, STEP_ENDS, replica, home.life)
+    took_s *= home.slow * lognormal(world.random, 1.0, pool.noise / math.sqrt(steps))
+    _begin(world, replica, steps, took_s, world.clock[0])
 
 
-@njit(cache=True)
+@compiled
+def _begin(world: World, replica: int, steps: int, step_s: float, at_s: float) -> None:
+    home = world.replicas[replica]
+    home.stepping, home.jump, home.step_s, home.step_began_s = 1, steps, step_s, at_s
+    home.mark = events.serial(world)
+    events.push(world, at_s + steps * step_s, STEP_ENDS, replica, home.mark)
+
+
+@compiled
+def _reserve(world: World, replica: int, steps: int) -> bool:
+    """Blocks for `steps` tokens of every running call, only if nobody has to be preempted for them."""
+    home = world.replicas[replica]
+    size, total = world.pools[home.pool].block_tokens, 0
+    for place in range(home.running):
+        index = world.running[replica, place]
+        total += max(_blocks(world.calls[index].computed + steps, size) - _held(world, index), 0)
+    if not cache.take(world, replica, total):
+        return False
+    for place in range(home.running):
+        index = world.running[replica, place]
+        call = world.calls[index]
+        call.own_blocks += max(_blocks(call.computed + steps, size) - _held(world, index), 0)
+    return True
+
+
+@compiled
+def settle(world: World, replica: int, cut: bool) -> None:
+    """Apply the steps of a jump that are complete by now; `cut`: let it end with the step under way."""
+    home = world.replicas[replica]
+    if not home.stepping or home.jump <= 1:
+        return
+    done = min(int((world.clock[0] - home.step_began_s) / home.step_s), home.jump - 1)
+    if done > 0:
+        _decode(world, replica, done)
+        home.step_began_s += done * home.step_s
+        home.jump -= done
+        _publish(world, replica)
+    if cut and home.jump > 1:
+        _begin(world, replica, 1, home.step_s, home.step_began_s)
+
+
+@compiled
+def _decode(world: World, replica: int, steps: int) -> None:
+    """Every running call has decoded `steps` tokens."""
+    home = world.replicas[replica]
+    tokens = float(steps * home.running)
+    for place in range(home.running):
+        call = world.calls[world.running[replica, place]]
+        call.computed += steps
+        call.generated += steps
+        call.target = call.computed + 1
+    home.busy_s += steps * home.step_s
+    home.steps += steps
+    home.step_tokens += tokens
+    home.generated_tokens += tokens
+    home.itl_sum += tokens * home.step_s
+    world.itl_counts[replica, bucket(ITL_BOUNDS, home.step_s)] += tokens
+
+
+@compiled
 def _publish(world: World, replica: int) -> None:
     home = world.replicas[replica]
     home.shown_running, home.shown_waiting = home.running, home.waiting
     home.shown_kv = home.kv_used / world.pools[home.pool].kv_blocks
 
 
-@njit(cache=True)
+@compiled
 def _share_system(world: World, index: int) -> None:
     """Once a call has computed its system prompt, those blocks belong to everybody."""
     call = world.calls[index]
@@ -300,16 +372,32 @@ def _share_system(world: World, index: int) -> None:
     call.own_blocks -= missing
 
 
-@njit(cache=True)
-def end_step(world: World, replica: int, finished: object) -> int:
-    """Apply a step: tokens, first tokens, finishes. Writes the finished calls to `finished`, returns their number."""
+@compiled
+def end_step(world: World, replica: int, finished: Places) -> int:
+    """Apply what is left of a step or jump. Writes the finished calls to `finished`, returns their number."""
     home = world.replicas[replica]
-    now_s = world.clock[0]
-    took_s = now_s - home.step_began_s
     home.stepping = 0
+    if home.jump > 1:
+        _decode(world, replica, home.jump)
+    else:
+        _mixed_step(world, replica)
+    done = 0
+    for place in range(home.running):
+        index = world.running[replica, place]
+        if world.calls[index].generated >= world.calls[index].output:
+            finished[done] = index
+            done += 1
+    _publish(world, replica)
+    return done
+
+
+@compiled
+def _mixed_step(world: World, replica: int) -> None:
+    home = world.replicas[replica]
+    took_s = home.step_s
     home.busy_s += took_s
     home.steps += 1
-    itl_place, done = bucket(ITL_BOUNDS, took_s), 0
+    itl_place = bucket(ITL_BOUNDS, took_s)
     for place in range(home.running):
         index = world.running[replica, place]
         call = world.calls[index]
@@ -317,7 +405,7 @@ def end_step(world: World, replica: int, finished: object) -> int:
             continue
         home.step_tokens += call.in_step
         call.computed += call.in_step
-        if call.uses_system >= 0 and call.generated == 0:
+        if call.generated == 0:
             _share_system(world, index)
         if call.computed < call.target:
             continue
@@ -330,14 +418,9 @@ def end_step(world: World, replica: int, finished: object) -> int:
         else:
             world.itl_counts[replica, itl_place] += 1
             home.itl_sum += took_s
-        if call.generated >= call.output:
-            finished[done] = index
-            done += 1
-    _publish(world, replica)
-    return done
 
 
-@njit(cache=True)
+@compiled
 def _first_token(world: World, index: int) -> None:
     call = world.calls[index]
     home = world.replicas[call.replica]
@@ -349,7 +432,7 @@ def _first_token(world: World, index: int) -> None:
     home.computed_tokens += call.prompt - call.cached
 
 
-@njit(cache=True)
+@compiled
 def finish(world: World, index: int) -> None:
     """What vLLM counts when a request ends normally: only now, however long it took."""
     call = world.calls[index]

@@ -6,26 +6,25 @@ number of what it was for, and whoever handles it compares.
 
 from __future__ import annotations
 
-from numba import njit
-
+from models.fleetsim.compiled import compiled
 from models.fleetsim.world import EVENTS, SERIAL, World
 
 
-@njit(cache=True)
+@compiled
 def serial(world: World) -> int:
     """A number that was never given before."""
     world.numbers[SERIAL] += 1
     return world.numbers[SERIAL]
 
 
-@njit(cache=True)
+@compiled
 def _earlier(world: World, a: int, b: int) -> bool:
     if world.event_at[a] != world.event_at[b]:
         return world.event_at[a] < world.event_at[b]
     return world.event_order[a] < world.event_order[b]
 
 
-@njit(cache=True)
+@compiled
 def _swap(world: World, a: int, b: int) -> None:
     world.event_at[a], world.event_at[b] = world.event_at[b], world.event_at[a]
     world.event_order[a], world.event_order[b] = world.event_order[b], world.event_order[a]
@@ -35,7 +34,7 @@ def _swap(world: World, a: int, b: int) -> None:
         world.event_what[b, column] = kept
 
 
-@njit(cache=True)
+@compiled
 def push(world: World, at_s: float, kind: int, index: int, mark: int) -> None:
     """Let something happen at `at_s`. Raises IndexError when the heap is full (the plant sizes it amply)."""
     place = world.numbers[EVENTS]
@@ -53,7 +52,7 @@ def push(world: World, at_s: float, kind: int, index: int, mark: int) -> None:
         place = parent
 
 
-@njit(cache=True)
+@compiled
 def pop(world: World) -> None:
     """Remove the earliest event, which stands at place 0."""
     last = world.numbers[EVENTS] - 1

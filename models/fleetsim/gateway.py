@@ -13,10 +13,10 @@ In the order a call meets them, with the product feature behind each:
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
 from models.fleetsim import engine
 from models.fleetsim.chance import mixed, uniform
+from models.fleetsim.compiled import compiled
 from models.fleetsim.world import READY, World
 
 ADMITTED = 0
@@ -27,7 +27,7 @@ REFUSED = 4
 UNROUTABLE = 5
 
 
-@njit(cache=True)
+@compiled
 def passes(world: World, service: int, klass: int, stage: int, attempt: int) -> int:
     """Ask the token bucket: 0 passes, 1 limited, 2 limited and told not to try again."""
     bucket = world.buckets[service, klass, stage, attempt]
@@ -42,7 +42,7 @@ def passes(world: World, service: int, klass: int, stage: int, attempt: int) -> 
     return LIMITED_FOR_GOOD if bucket.final else LIMITED
 
 
-@njit(cache=True)
+@compiled
 def _pool(world: World, service: int, home: np.uint64) -> int:
     total = 0.0
     for index in range(world.pools.shape[0]):
@@ -64,7 +64,7 @@ def _pool(world: World, service: int, home: np.uint64) -> int:
     return chosen
 
 
-@njit(cache=True)
+@compiled
 def _replica(world: World, pool: int, home: np.uint64) -> int:
     service = world.services[world.pools[pool].service]
     best, best_load, kept, kept_rank = -1, 0, -1, np.uint64(0)
@@ -83,7 +83,7 @@ def _replica(world: World, pool: int, home: np.uint64) -> int:
     return kept
 
 
-@njit(cache=True)
+@compiled
 def route(world: World, index: int, home: np.uint64) -> int:
     """Send an admitted call on: ADMITTED with the call queued at a replica, or why not."""
     call = world.calls[index]

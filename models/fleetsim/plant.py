@@ -35,11 +35,10 @@ class Plant:
         self._rows = {pool.name: index for index, pool in enumerate(self.pools)}
         self.world = _allocate(services, self.pools, seed, size or Size())
         self._finished = np.zeros(self.world.running.shape[1], np.int32)
-        for index, pool in enumerate(self.pools):
-            self._wanted = {**getattr(self, "_wanted", {}), pool.name: pool.replicas}
+        self._wanted = {pool.name: pool.replicas for pool in self.pools}
+        for pool in self.pools:
             for replica in self.members(pool.name)[: pool.replicas]:
                 self._enter(replica, w.READY)
-            del index
         for index in range(len(services)):
             at_s = clients.next_arrival(self.world, index)
             if at_s < np.inf:
@@ -95,12 +94,12 @@ class Plant:
         bucket["level"], bucket["at_s"] = max(rate, 1.0), self.now_s
 
     def sleep(self, replica: int) -> None:
-        """vLLM `/sleep?level=1` on a replica without calls (drained first)."""
+        """Call vLLM's `/sleep?level=1` on a replica without calls (drained first)."""
         if self.world.replicas[replica]["state"] == w.READY and self._idle(replica):
             self._enter(replica, w.ASLEEP)
 
     def wake(self, replica: int) -> None:
-        """vLLM `/wake_up`: its weights return to the GPU, its cache is empty."""
+        """Call vLLM's `/wake_up`: its weights return to the GPU, its cache is empty."""
         if self.world.replicas[replica]["state"] == w.ASLEEP:
             self._enter(replica, w.WAKING)
 
@@ -141,9 +140,6 @@ class Plant:
             row["held_s"] += self.now_s - float(row["held_since_s"]) if before != w.GONE else 0.0
         elif before == w.GONE:
             row["held_since_s"] = row["started_s"] = self.now_s
-        if state in {w.READY, w.DRAINING} and before in {w.READY, w.DRAINING} and row["stepping"]:
-            # The step under way belongs to the same process; its event carries the old mark.
-            row["life"] = int(row["life"]) - 1
         wait_s = {
             w.SCHEDULING: starts.schedule_s,
             w.PULLING: starts.pull_s,

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from numba import njit
-
 from models.fleetsim import clients, engine, events
+from models.fleetsim.compiled import compiled
 from models.fleetsim.world import (
     CLIENT_SENDS,
     EVENTS,
@@ -13,12 +12,13 @@ from models.fleetsim.world import (
     TASK_ARRIVES,
     TOTAL_TIMEOUT,
     TTFT_TIMEOUT,
+    Places,
     World,
 )
 
 
-@njit(cache=True)
-def run(world: World, until_s: float, finished: object) -> bool:
+@compiled
+def run(world: World, until_s: float, finished: Places) -> bool:
     """Handle events up to and including `until_s`; True where a replica's life event waits for the plant.
 
     finished: room for the calls that end in one step, int32. Events of replicas' lives are not handled here (Python
@@ -44,9 +44,9 @@ def run(world: World, until_s: float, finished: object) -> bool:
     return False
 
 
-@njit(cache=True)
-def _step_ends(world: World, replica: int, mark: int, finished: object) -> None:
-    if world.replicas[replica].life != mark:
+@compiled
+def _step_ends(world: World, replica: int, mark: int, finished: Places) -> None:
+    if not world.replicas[replica].stepping or world.replicas[replica].mark != mark:
         return
     done = engine.end_step(world, replica, finished)
     for place in range(done):
@@ -54,7 +54,7 @@ def _step_ends(world: World, replica: int, mark: int, finished: object) -> None:
     engine.schedule(world, replica)
 
 
-@njit(cache=True)
+@compiled
 def lose_all(world: World, replica: int) -> None:
     """Every call of a replica is lost, running ones first."""
     home = world.replicas[replica]

@@ -7,7 +7,7 @@ only when an engine steps, as vLLM's are.
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -86,6 +86,9 @@ REPLICA = np.dtype(
         ("state", "i4"),
         ("life", "i8"),
         ("stepping", "i4"),
+        ("mark", "i8"),
+        ("jump", "i4"),
+        ("step_s", "f8"),
         ("running", "i4"),
         ("waiting", "i4"),
         ("step_began_s", "f8"),
@@ -245,7 +248,9 @@ TALLY = np.dtype(
     ]
 )
 
-Rows = NDArray[np.void]
+Rows = NDArray[Any]
+Places = NDArray[np.int32]
+Shares = NDArray[np.float64]
 
 
 class World(NamedTuple):

@@ -1,0 +1,37 @@
+"""How the plant's inner loops are compiled.
+
+Without Numba's reference counting: no compiled function allocates or keeps an array (they all live in the `World` that
+Python holds for as long as it runs them), and counting took four fifths of the time. With Numba's cache on disk,
+because compiling takes a minute: it is kept per source file, and a function keeps a copy of those it calls, so a change in one
+file would leave stale code in the caches of others. The stamp of every function is therefore that of all the sources.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import pkgutil
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from numba import njit
+
+SOURCES = ("world", "chance", "events", "cache", "engine", "gateway", "clients", "run", "compiled")
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def _stamp() -> tuple[str, int]:
+    texts = [pkgutil.get_data("models.fleetsim", f"{name}.py") or b"" for name in SOURCES]
+    return hashlib.sha256(b"\0".join(texts)).hexdigest(), len(texts)
+
+
+STAMP = _stamp()
+
+
+def compiled(function: F) -> F:
+    """Compile a function of worlds and numbers to machine code."""
+    compiler: Any = njit
+    made = compiler(cache=True, _nrt=False)(function)
+    made._cache._cache_file._source_stamp = STAMP
+    done: F = made
+    return done
