@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import assert_never
 
+from controller import reasons
 from controller.errors import ActuationError
 from controller.policy import FleetPolicy, ObjectReference
 from controller.ports import Actuator
@@ -108,5 +109,5 @@ def _commands(action: Action, policy: FleetPolicy) -> tuple[str, str]:
 
 def _scale(target: ObjectReference | None, pool: str, replicas: int) -> str:
     if target is None:
-        return f"# set {pool} to {replicas} replicas (the policy names no `scale` object for it)"
+        return f"# set {pool} to {reasons.replicas(replicas)} (the policy names no `scale` object for it)"
     return f"kubectl -n {target.namespace} scale {target.kind.lower()}/{target.name} --replicas={replicas}"

@@ -99,7 +99,9 @@ def check(
 def explain(
     pool: Annotated[str | None, typer.Argument(help="The pool [default: all].")] = None,
     journal: JournalOption = None,
-    last: Annotated[int, typer.Option("--last", min=1, help="The last so many moves instead of the last tick.")] = 0,
+    last: Annotated[
+        int | None, typer.Option("--last", min=1, help="The last so many moves instead of the last tick.")
+    ] = None,
 ) -> None:
     """The chain of reasons behind the last decisions in the journal, as sentences."""
     from controller import commands

@@ -7,6 +7,7 @@ What is wrong outside is raised as a TrimtabError, which controller.cli turns in
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import sys
 import tempfile
@@ -23,7 +24,7 @@ from controller.adapters.codec import canonical_bytes
 from controller.adapters.journal import JournalReader, SqliteJournal, open_reader
 from controller.adapters.prometheus import PrometheusTelemetry
 from controller.adapters.scrape import ScrapeTelemetry
-from controller.errors import PolicyError, TrimtabError
+from controller.errors import PolicyError, TelemetryError, TrimtabError
 from controller.metrics import Metrics
 from controller.policy import FleetPolicy, PrometheusSource
 from controller.policy_file import PolicyWatch, load, parse, schema_text
@@ -40,6 +41,11 @@ class _Console(Console):
         """Raise what rich has caught (it would end the process with 1, which means "the answer is no")."""
         raise BrokenPipeError
 
+
+RATE_S = 1.0
+"""How long an endpoint is read before its counters have rates."""
+
+YEAR_10000_S = 253_402_300_800.0
 
 out = _Console(width=None if sys.stdout.isatty() else 100, highlight=False, markup=True)
 
@@ -72,34 +78,41 @@ def recommend(policy: Path | None, at: str | None, pool: str | None, *, as_json:
     """One tick of a daemon without memory, at a time of the caller's choice."""
     loaded = load(settings.load(policy=policy).policy)
     _known_pool(pool, loaded.policy)
-    at_s = _time(at)
+    window_s = loaded.policy.telemetry.window_s
     with contextlib.closing(_telemetry(loaded.policy)) as telemetry:
+        at_s = _ready_at_s(telemetry, loaded.policy, at, window_s)
         ports = loop.Ports(recording.VirtualClock(at_s), telemetry)
         _, record = loop.tick(ports, loaded, ControllerState(), (), _patience_s(loaded.policy))
+    holes = record.observation.holes
+    if holes and not any(entry.replicas for entry in record.observation.pools):
+        raise TelemetryError("; ".join(hole.detail for hole in holes))
     if as_json:
         _print_json(answers.about(record, pool))
         return
     tables.readings(record.observation, out, pool)
-    out.print(explain.record_text(record, loaded.policy, pool), markup=False, soft_wrap=True)
-    for hole in record.observation.holes:
-        out.print(f"missing    {hole.source}: {hole.detail}", markup=False, soft_wrap=True)
+    _say(explain.record_text(record, loaded.policy, pool))
+    for hole in holes:
+        _say(tables.row("missing", f"{hole.source}: {hole.detail}"))
 
 
 def check_policy(policy: Path | None, at: str | None, *, offline: bool, as_json: bool) -> bool:
     """Whether the policy is valid and the telemetry knows all that it names."""
-    at_s = _time(at)
     loaded = load(settings.load(policy=policy).policy)
     if not as_json:
-        out.print(f"{loaded.path}: valid", markup=False, soft_wrap=True)
+        _say(f"{loaded.path}: valid")
         for warning in loaded.warnings:
-            out.print(f"warning    {warning}", markup=False, soft_wrap=True)
+            _say(tables.row("warning", warning))
     if offline:
         if as_json:
             _print_json({"valid": True, "warnings": loaded.warnings})
         return True
     with contextlib.closing(_telemetry(loaded.policy)) as telemetry:
         window_s = loaded.policy.telemetry.window_s
+        at_s = _ready_at_s(telemetry, loaded.policy, at, min(RATE_S, window_s / 2))
         snapshot = telemetry.read(at_s, window_s, _patience_s(loaded.policy))
+        expressions = telemetry.expressions(window_s)
+        if {asked for asked, _ in expressions} <= set(snapshot.failed):
+            raise TelemetryError("; ".join(hole.detail for hole in snapshot.holes) or "no signal was answered for")
         wanted = {
             engine: tuple(check.Wanted(entry.signal, entry.about, entry.essential) for entry in entries)
             for engine, entries in signals.ENGINES.items()
@@ -108,25 +121,29 @@ def check_policy(policy: Path | None, at: str | None, *, offline: bool, as_json:
         if as_json:
             _print_json(found)
         else:
-            tables.findings(found, loaded.policy, telemetry.expressions(window_s), out)
+            tables.findings(found, loaded.policy, expressions, out)
     return not found.fatal
 
 
-def explain_decision(pool: str | None, journal: Path | None, last: int) -> None:
+def explain_decision(pool: str | None, journal: Path | None, last: int | None) -> None:
     """The reasons of the last tick, or of the last so many moves, from the journal."""
     path = settings.load(journal=journal).journal
     with contextlib.closing(open_reader(path)) as records:
-        newest = tuple(records.tail(1)) if not last else _last_moves(records, pool, last)
+        newest = tuple(records.tail(1)) if last is None else _last_moves(records, pool, last)
         for record in newest:
-            fleet = parse(records.policy_text(record.policy_sha256), "the journal", telemetry_required=False).policy
-            _known_pool(pool, fleet)
-            if not last:
-                out.print(explain.record_text(record, fleet, pool), markup=False, soft_wrap=True)
-            for move in record.decision.moves if last else ():
+            fleet = _policy_of(records, record)
+            if last is None:
+                _known_pool(pool, fleet)
+                _say(explain.record_text(record, fleet, pool))
+            for move in () if last is None else record.decision.moves:
                 if pool in {None, move.target}:
-                    out.print(explain.move_text(move, record), markup=False, soft_wrap=True)
-    if not newest:
-        out.print(f"{path} holds no {'move' if last else 'tick'} yet.", markup=False)
+                    _say(explain.move_text(move, record))
+        if newest:
+            return
+        for record in records.tail(1):
+            _known_pool(pool, _policy_of(records, record))
+    what = "tick" if last is None else "move" if pool is None else f"move of {pool}"
+    _say(f"{path} holds no {what} yet.")
 
 
 def replay_journal(journal: Path, *, as_json: bool) -> bool:
@@ -136,28 +153,38 @@ def replay_journal(journal: Path, *, as_json: bool) -> bool:
     if as_json:
         _print_json({"replayed": total, "differing_ticks": differing})
     elif differing:
-        out.print(f"{len(differing)} of {total} ticks decide differently now, the first is tick {differing[0]}.")
+        _say(f"{len(differing)} of {total} ticks decide differently now, the first is tick {differing[0]}.")
     else:
-        out.print(f"{total} ticks replayed; every decision is the recorded one, byte for byte.")
+        _say(f"{total} ticks replayed; every decision is the recorded one, byte for byte.")
     return not differing
 
 
 def init(prometheus: str, output: Path | None, at: str | None) -> None:
     """A starter policy for the engines that a Prometheus knows."""
-    if output is not None and output.exists():
-        raise TrimtabError(f"{output} exists already; name another file with --output, or move it away first.")
+    if output is not None and os.path.lexists(output):
+        raise _exists(output, "--output")
+    at_s = None if at is None else _time(at)
     source = PrometheusSource(url=prometheus)
-    running = PrometheusTelemetry.discover(source, signals.RUNNING_SERIES, None if at is None else _time(at))
-    gpus = PrometheusTelemetry.discover(source, signals.GPU_SERIES, None if at is None else _time(at))
+    try:
+        running = PrometheusTelemetry.discover(source, signals.RUNNING_SERIES, at_s)
+        gpus = PrometheusTelemetry.discover(source, signals.GPU_SERIES, at_s)
+    except TelemetryError as error:
+        # There is no policy yet that could be corrected.
+        raise TelemetryError(str(error).replace("telemetry.prometheus.url", "--prometheus")) from error
     text = starter(engines_from(running, gpus), prometheus)
     if output is None:
         sys.stdout.write(text)
         return
     try:
-        output.write_text(text, encoding="utf-8")
+        with output.open("x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError as error:
+        raise _exists(output, "--output") from error
     except OSError as error:
-        raise TrimtabError(f"{output} can't be written: {error.strerror}.") from error
-    out.print(f"{output} written; look through its comments, then say: trimtab check {output}", markup=False)
+        raise TrimtabError(
+            f"{output} can't be written ({error.strerror}); name a file in a folder that is there and writable."
+        ) from error
+    _say(f"{output} written; look through its comments, then say: trimtab check {output}")
 
 
 def schema() -> None:
@@ -171,8 +198,8 @@ def play_demo(journal: Path | None) -> bool:
     telemetry = recording.RecordingTelemetry(recording.VLLM_CPU)
     path = recording.VLLM_CPU.parent / "vllm_cpu.yaml"
     loaded = load(path, telemetry_required=False)
-    if journal is not None and journal.exists():
-        raise TrimtabError(f"{journal} exists already; name another file with --journal, or move it away first.")
+    if journal is not None and os.path.lexists(journal):
+        raise _exists(journal, "--journal")
     with tempfile.TemporaryDirectory(prefix="trimtab-demo-") as folder:
         kept = journal or Path(folder) / "demo.db"
         with contextlib.closing(SqliteJournal(kept)) as records:
@@ -180,20 +207,25 @@ def play_demo(journal: Path | None) -> bool:
             ports = loop.Ports(recording.VirtualClock(telemetry.start_s, telemetry.end_s), telemetry, journal=records)
             shown = loop.Shown(metrics, lambda _: ())
             daemon = loop.Loop(ports, loaded, lambda _: telemetry, metrics, shown)
-            out.print(demo.INTRODUCTION, markup=False)
+            _say(demo.INTRODUCTION)
             story = demo.play(
                 lambda listen: daemon.run(listen=listen), out, "00:00:00", telemetry.start_s, telemetry.end_s
             )
         demo.summary(story, out)
         with contextlib.closing(open_reader(kept)) as records:
             total, differing = _replay(records, quiet=True)
-    out.print(f"{story.ticks} ticks; {total} replayed from the journal, {len(differing)} of them decided differently.")
+    _say(f"{story.ticks} ticks; {total} replayed from the journal, {len(differing)} of them decided differently.")
     if journal is not None:
-        out.print(f"Now say: trimtab explain --journal {journal} --last 3", markup=False)
+        _say(f"Now say: trimtab explain --journal {journal} --last 3")
     return bool(total) and not differing
 
 
 # ------------------------------------------------------------------------------------------------------------ wiring
+
+
+def _say(text: str) -> None:
+    """Words as they are: brackets in them are no markup, and a terminal breaks what is longer than its lines."""
+    out.print(text, markup=False, soft_wrap=True)
 
 
 def _print_json(answer: object) -> None:
@@ -216,9 +248,31 @@ def _patience_s(policy: FleetPolicy) -> float:
     return max(10.0, source.timeout_s + 2) if source is not None else 10.0
 
 
+def _ready_at_s(telemetry: Telemetry, policy: FleetPolicy, at: str | None, span_s: float) -> float:
+    """The time to read the telemetry for, Unix s; scraped endpoints are first read for `span_s`, for rates to exist."""
+    if policy.telemetry.prometheus is not None:
+        return _time(at)
+    if at is not None:
+        raise TrimtabError("--at needs a Prometheus; scraped endpoints tell of now alone, so leave it out.")
+    clock, every_s = WallClock(), min(policy.telemetry.interval_s, span_s / 4)
+    due_s = clock.now_s()
+    last_s = due_s + span_s
+    if span_s > RATE_S:
+        sys.stderr.write(f"trimtab: reading the endpoints for {span_s:g} s, the policy's window\n")
+    while due_s < last_s:
+        telemetry.read(clock.now_s(), policy.telemetry.window_s, _patience_s(policy))
+        due_s = min(max(due_s + every_s, clock.now_s()), last_s)
+        clock.sleep_until(due_s)
+    return clock.now_s()
+
+
 def _recent(path: Path, count: int) -> tuple[TickRecord, ...]:
     with contextlib.closing(open_reader(path)) as records:
         return tuple(records.tail(count))
+
+
+def _policy_of(records: JournalReader, record: TickRecord) -> FleetPolicy:
+    return parse(records.policy_text(record.policy_sha256), "the journal", telemetry_required=False).policy
 
 
 def _last_moves(records: JournalReader, pool: str | None, count: int) -> tuple[TickRecord, ...]:
@@ -241,7 +295,9 @@ def _replay(records: JournalReader, *, quiet: bool) -> tuple[int, list[int]]:
 
     steps = records.replayable()
     ticks = next((record.decision.tick for record in records.tail(1)), 0)
-    shown = steps if quiet else track(steps, "replaying", total=ticks, console=out, transient=True)
+    shown = (
+        steps if quiet or not out.is_terminal else track(steps, "replaying", total=ticks, console=out, transient=True)
+    )
     entries = (replay.Recorded(entry.state_before, entry.policy_text, entry.record) for entry in shown)
     total, differing = 0, []
     for replayed in replay.replay(entries, policy, canonical_bytes):
@@ -249,6 +305,10 @@ def _replay(records: JournalReader, *, quiet: bool) -> tuple[int, list[int]]:
         if not replayed.same:
             differing.append(replayed.record.decision.tick)
     return total, differing
+
+
+def _exists(path: Path, option: str) -> TrimtabError:
+    return TrimtabError(f"{path} exists already; name another file with {option}, or move it away first.")
 
 
 def _known_pool(pool: str | None, policy: FleetPolicy) -> None:
@@ -259,12 +319,24 @@ def _known_pool(pool: str | None, policy: FleetPolicy) -> None:
 def _time(text: str | None) -> float:
     if text is None:
         return WallClock().now_s()
-    with contextlib.suppress(ValueError):
-        return float(text)
+    try:
+        at_s = float(text)
+    except ValueError:
+        at_s = _moment_s(text)
+    if not 0 <= at_s < YEAR_10000_S:
+        raise _no_time(text)
+    return at_s
+
+
+def _moment_s(text: str) -> float:
     try:
         moment = datetime.fromisoformat(text)
     except ValueError:
-        raise TrimtabError(f"--at {text!r} is no time; write Unix seconds or 2026-11-30T14:32:15Z.") from None
+        raise _no_time(text) from None
     if moment.tzinfo is None:
         raise TrimtabError(f"--at {text!r} names no time zone; write {text}Z for UTC.")
     return moment.timestamp()
+
+
+def _no_time(text: str) -> TrimtabError:
+    return TrimtabError(f"--at {text!r} is no time; write Unix seconds or 2026-11-30T14:32:15Z.")

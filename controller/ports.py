@@ -1,4 +1,4 @@
-"""What the daemon needs from the world, as protocols. Adapters implement them; controller.cli chooses which.
+"""What the daemon needs from the world, as protocols. Adapters implement them; controller.commands chooses which.
 
 Every call gets a deadline in seconds and returns a value: a source that fails says so in the value it returns
 (`SourceHole`, `Outcome`), because a failure of the outside is data. Only a bug raises.

@@ -79,7 +79,7 @@ def observed(pool: PoolObservation, slo: Slo) -> str:
         load += f", {number(shed.value)} shed)" if isinstance(shed, Known) else ")"
     parts.append(load)
     if isinstance(pool.waiting, Known) and pool.waiting.value > 0:
-        parts.append(f"{number(pool.waiting.value)} waiting")
+        parts.append(f"{pool.waiting.value:g} waiting")
     if isinstance(pool.hit_ratio, Known):
         parts.append(f"hit rate {pool.hit_ratio.value:.2f}")
     if isinstance(pool.ttft_s, Known):

@@ -76,8 +76,10 @@ def stands(standing: Standing, proposal: Proposal, context: Context) -> Hold | N
         return None if more else hold("; more can't be had now")
     since_s = context.memory.fewer_since_s
     waited_s = 0.0 if since_s is None else context.now_s - since_s
-    if waited_s < context.policy.limits.scale_in_hold_s:
-        return hold(f"; {aim} have been enough for {waited_s:.0f} s, which is too short to withdraw it")
+    hold_s = context.policy.limits.scale_in_hold_s
+    if waited_s < hold_s:
+        enough = reasons.replicas(aim)
+        return hold(f"; {enough} would have done for {waited_s:.0f} s, it is withdrawn after {hold_s:g} s")
     return None
 
 

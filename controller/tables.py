@@ -2,31 +2,38 @@
 
 from __future__ import annotations
 
+import textwrap
+from collections.abc import Iterator
+
+from rich import box
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from controller.check import Findings
 from controller.policy import FleetPolicy
 from controller.reasons import nothing, number
-from controller.types import Hole, Known, Observation, PoolObservation, Reading, ReplicaState, Signal
+from controller.types import Hole, Known, Nothing, Observation, PoolObservation, Reading, ReplicaState, Signal
 
 WIDTH = 100
 
 
 def readings(observation: Observation, console: Console, pool: str | None = None) -> None:
     """What is observed of each pool: numbers where they are known, the kind of nothing where they are not."""
-    table = Table(title=f"Observed over {observation.window_s:g} s", title_justify="left", width=WIDTH)
+    title = f"Observed over {observation.window_s:g} s"
+    # Without lines between columns it fits into a terminal of 80.
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, padding=0)
     table.add_column("pool", style="cyan", overflow="fold")
-    table.add_column("replicas", overflow="fold")
-    for column in ("calls/s", "waiting", "hit rate", "KV use", "preempt./s", "TTFT s", "ITL ms"):
-        table.add_column(column, justify="right")
+    table.add_column("replicas", overflow="fold", min_width=9)
+    for column in ("calls/s", "waiting", "hit rate", "KV", "preempt/s", "TTFT s", "ITL ms"):
+        table.add_column(column, justify="right", overflow="fold")
     for entry in observation.pools:
         if pool in {None, entry.name}:
             table.add_row(
-                entry.name,
+                escape(entry.name),
                 _replicas(entry),
                 _cell(entry.offered_calls_per_s),
-                _cell(entry.waiting),
+                _cell(entry.waiting, whole=True),
                 _cell(entry.hit_ratio),
                 _cell(entry.kv_usage_ratio),
                 _cell(entry.preemptions_per_s),
@@ -41,32 +48,55 @@ def findings(
 ) -> None:
     """What telemetry knows of each pool, and what to do where it lacks something."""
     asked = dict(expressions)
-    table = Table(title_justify="left", width=WIDTH)
+    table = Table(title_justify="left", width=min(WIDTH, console.width))
     for column in ("pool", "engines", "GPUs", "signals"):
         table.add_column(column, overflow="fold")
     for pool in found.pools:
         lacking = ", ".join(wanted.signal.value for wanted in pool.missing if wanted.essential)
         verdict = "no engine" if not pool.engines else f"missing: {lacking}" if lacking else "all there"
         style = "red" if pool.fatal else "green"
-        table.add_row(pool.pool, str(len(pool.engines)), str(pool.gpus), f"[{style}]{verdict}[/]")
+        table.add_row(escape(pool.pool), str(len(pool.engines)), str(pool.gpus), f"[{style}]{verdict}[/]")
     console.print(table)
     for pool in found.pools:
         if not pool.engines:
-            select = ", ".join(f'{key}="{value}"' for key, value in policy.pools[pool.pool].select.items())
-            console.print(f"{pool.pool}: no engine's series carry {select}.", markup=False, soft_wrap=True)
-            console.print(f"  asked: {asked.get(Signal.RUNNING, '')}", markup=False, soft_wrap=True)
-            console.print("  Compare with the labels that your scrape configuration sets, and mend `select`.")
+            for line in _no_engine(pool.pool, found, policy, asked.get(Signal.RUNNING, "")):
+                console.print(line, markup=False, soft_wrap=True)
         for wanted in pool.missing:
             kind = "essential" if wanted.essential else "optional"
-            console.print(
-                f"{pool.pool}: no {wanted.signal.value} ({wanted.about}; {kind})", markup=False, soft_wrap=True
-            )
+            text = f"{pool.pool}: no {wanted.signal.value} ({wanted.about}; {kind})"
+            console.print(text, markup=False, soft_wrap=True)
+            if wanted.essential:
+                console.print(f"  asked: {asked.get(wanted.signal, '')}", markup=False, soft_wrap=True)
     for service in found.services:
         for what, there in (("gateway", service.gateway), ("tasks", service.tasks)):
             if there is False:
-                console.print(f"{service.service}: no series carry the labels under `{what}`.", markup=False)
+                text = f"{service.service}: no series carry the labels under `{what}`."
+                console.print(text, markup=False, soft_wrap=True)
     for hole in found.holes:
-        console.print(f"missing: {hole.source}: {hole.detail}", markup=False, soft_wrap=True)
+        console.print(row("missing", f"{hole.source}: {hole.detail}"), markup=False, soft_wrap=True)
+
+
+def row(name: str, text: str) -> str:
+    """A named line, wrapped; addresses and expressions stay whole."""
+    first = f"{name:<10} "
+    return textwrap.fill(
+        text,
+        WIDTH,
+        initial_indent=first,
+        subsequent_indent=" " * len(first),
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def _no_engine(pool: str, found: Findings, policy: FleetPolicy, asked: str) -> Iterator[str]:
+    select = ", ".join(f'{key}="{value}"' for key, value in policy.pools[pool].select.items())
+    yield f"{pool}: no engine's series carry {select}."
+    yield f"  asked: {asked}"
+    if found.holes:
+        yield "  The telemetry is not whole (see below); mend that first."
+    else:
+        yield "  Compare with the labels that your scrape configuration sets, and mend `select`."
 
 
 def _replicas(pool: PoolObservation) -> str:
@@ -74,9 +104,9 @@ def _replicas(pool: PoolObservation) -> str:
     return ", ".join(f"{count} {state.value}" for state, count in counts if count) or "none"
 
 
-def _cell(reading: Reading, scale: float = 1.0) -> str:
+def _cell(reading: Reading, scale: float = 1.0, *, whole: bool = False) -> str:
     match reading:
         case Known(value, _):
-            return number(value * scale)
+            return f"{value:g}" if whole else number(value * scale)
         case Hole(kind, _):
-            return nothing(kind)
+            return "undef." if kind is Nothing.NAN else nothing(kind)

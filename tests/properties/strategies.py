@@ -226,12 +226,16 @@ def decisions() -> st.SearchStrategy[Decision]:
     )
 
 
-def policies(names: tuple[str, ...] = ("a", "b")) -> st.SearchStrategy[FleetPolicy]:
-    """Valid policies of pools that share GPUs, with any limits, modes and freezes that the schema allows."""
+def policies(names: tuple[str, ...] = ("a", "b"), *, lively: bool = False) -> st.SearchStrategy[FleetPolicy]:
+    """Valid policies of pools that share GPUs, with any limits, modes and freezes that the schema allows.
+
+    lively: nothing is frozen or only observed, and there is room to move.
+    """
+    modes = ["recommend", "act"] if lively else ["observe", "recommend", "act"]
     return st.builds(
         _policy,
-        pools=st.fixed_dictionaries(dict.fromkeys(names, _pools())),
-        gpus=st.fixed_dictionaries({kind: st.integers(0, 40) for kind in ("H100", "L40S")}),
+        pools=st.fixed_dictionaries(dict.fromkeys(names, _pools(modes, least_max=6 if lively else 1))),
+        gpus=st.fixed_dictionaries({kind: st.integers(12 if lively else 0, 40) for kind in ("H100", "L40S")}),
         limits=st.fixed_dictionaries(
             {
                 "scalings_per_hour": st.integers(1, 20),
@@ -240,20 +244,20 @@ def policies(names: tuple[str, ...] = ("a", "b")) -> st.SearchStrategy[FleetPoli
                 "headroom": st.floats(min_value=0.01, max_value=1),
             }
         ),
-        modes=st.fixed_dictionaries({}, optional={"scale": st.sampled_from(["observe", "recommend", "act"])}),
-        mode=st.sampled_from(["observe", "recommend", "recommend", "act"]),
+        modes=st.fixed_dictionaries({}, optional={"scale": st.sampled_from(modes)}),
+        mode=st.sampled_from(modes),
         freeze=st.lists(
             st.fixed_dictionaries(
                 {"cron": st.sampled_from(["0 22 * * 5", "*/7 * * * *", "5 4 1 1 *"]), "hours": st.floats(0.01, 100)},
                 optional={"pools": st.lists(st.sampled_from(names), max_size=2)},
             ),
-            max_size=1,
+            max_size=0 if lively else 1,
         ),
     )
 
 
-def _pools() -> st.SearchStrategy[dict]:
-    limits = st.tuples(st.integers(0, 12), st.integers(1, 12)).map(
+def _pools(modes: list[str], least_max: int) -> st.SearchStrategy[dict]:
+    limits = st.tuples(st.integers(0, 12 - least_max), st.integers(least_max, 12)).map(
         lambda pair: {"min": min(pair), "max": max(pair)},
     )
     return st.fixed_dictionaries(
@@ -264,7 +268,7 @@ def _pools() -> st.SearchStrategy[dict]:
             "max_num_seqs": st.sampled_from([1, 16, 256]),
             "start": st.fixed_dictionaries({"cold_s": st.sampled_from([0.5, 45, 240])}),
         },
-        optional={"mode": st.sampled_from(["observe", "recommend", "act"])},
+        optional={"mode": st.sampled_from(modes)},
     )
 
 

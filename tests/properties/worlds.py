@@ -64,14 +64,20 @@ class Played:
     decision: Decision
 
 
-def scripts(pools: int, most: int = 25) -> st.SearchStrategy[list[WorldTick]]:
-    """Up to `most` ticks of so many pools."""
+def pool_ticks() -> st.SearchStrategy[PoolTick]:
+    """What may happen to a pool; mostly nothing but load."""
     load = st.one_of(st.sampled_from([0.0, 0.0, 5.0]), st.floats(0, 400))
     fault = st.one_of(st.just(ReplicaState.SERVING), st.just(ReplicaState.SERVING), st.sampled_from(ReplicaState))
     rarely = st.integers(0, 9).map(lambda n: n == 0)
-    pool = st.builds(PoolTick, load, fault, rarely, st.booleans(), st.sampled_from([0, 0, 0, 0, -1, 1]), st.booleans())
-    wait_s = st.sampled_from([15.0, 15.0, 60.0, 300.0, 1200.0, 0.0, -30.0])
-    return st.lists(st.builds(WorldTick, wait_s, rarely, st.tuples(*[pool] * pools)), min_size=1, max_size=most)
+    return st.builds(PoolTick, load, fault, rarely, st.booleans(), st.sampled_from([0, 0, 0, 0, -1, 1]), st.booleans())
+
+
+def scripts(pools: int, most: int = 16) -> st.SearchStrategy[list[WorldTick]]:
+    """Up to `most` ticks of so many pools."""
+    rarely = st.integers(0, 9).map(lambda n: n == 0)
+    wait_s = st.sampled_from([15.0] * 5 + [60.0] * 3 + [300.0] * 2 + [1200.0, 0.0, -30.0])
+    tick = st.builds(WorldTick, wait_s, rarely, st.tuples(*[pool_ticks()] * pools))
+    return st.lists(tick, min_size=most // 2, max_size=most)
 
 
 def learnt(policy: FleetPolicy) -> ControllerState:
@@ -92,7 +98,7 @@ def play(policy: FleetPolicy, script: Sequence[WorldTick], replicas: int = 3) ->
             if happened.follows and memory.standing is not None:
                 there[memory.name] = memory.standing.replicas_after
             there[memory.name] = max(there[memory.name] + happened.extra, 0)
-            pools.append(pool(memory.name, there[memory.name], happened))
+            pools.append(pool_observation(memory.name, there[memory.name], happened))
         holes = (SourceHole("prometheus", "a query timed out"),) if tick.partial else ()
         observation = Observation(now_s, 60.0, tuple(pools), (), holes)
         before = state
@@ -100,7 +106,7 @@ def play(policy: FleetPolicy, script: Sequence[WorldTick], replicas: int = 3) ->
         yield Played(before, observation, state, decision)
 
 
-def pool(name: str, count: int, happened: PoolTick) -> PoolObservation:
+def pool_observation(name: str, count: int, happened: PoolTick) -> PoolObservation:
     """A pool of `count` replicas, of which the first is as it is said to be and the others serve."""
     states = [happened.fault, *[ReplicaState.SERVING] * (count - 1)][:count]
     offered = happened.offered_calls_per_s
