@@ -17,7 +17,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import track
 
-from controller import answers, check, demo, explain, logs, loop, replay, settings, tables
+from controller import answers, check, demo, explain, logs, loop, reasons, replay, settings, tables
 from controller.adapters import recording, signals
 from controller.adapters.clock import WallClock
 from controller.adapters.codec import canonical_bytes
@@ -204,13 +204,13 @@ def play_demo(journal: Path | None) -> bool:
         kept = journal or Path(folder) / "demo.db"
         with contextlib.closing(SqliteJournal(kept)) as records:
             metrics = Metrics()
-            ports = loop.Ports(recording.VirtualClock(telemetry.start_s, telemetry.end_s), telemetry, journal=records)
+            # Rates need a window of samples: before that every counter is unknown, and rightly an alarm.
+            start_s, end_s = telemetry.start_s + loaded.policy.telemetry.window_s, telemetry.end_s
+            ports = loop.Ports(recording.VirtualClock(start_s, end_s), telemetry, journal=records)
             shown = loop.Shown(metrics, lambda _: ())
             daemon = loop.Loop(ports, loaded, lambda _: telemetry, metrics, shown)
             _say(demo.INTRODUCTION)
-            story = demo.play(
-                lambda listen: daemon.run(listen=listen), out, "00:00:00", telemetry.start_s, telemetry.end_s
-            )
+            story = demo.play(lambda listen: daemon.run(listen=listen), out, reasons.clock(start_s), start_s, end_s)
         demo.summary(story, out)
         with contextlib.closing(open_reader(kept)) as records:
             total, differing = _replay(records, quiet=True)

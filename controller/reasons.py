@@ -112,6 +112,8 @@ def forecast(value: Forecast | Unknown, now_s: float) -> str:
     match value:
         case Unknown(reason):
             return f"demand unknown: {reason}"
+        case Forecast(_, ()):
+            return "demand unknown: the forecast is empty"
         case Forecast(horizon_s, quantiles):
             text = f"{number(quantiles[0].value)} calls/s at {clock(now_s + horizon_s)}"
             text += f" when a start ordered now serves (lead {horizon_s:g} s)"
