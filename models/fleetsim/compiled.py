@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from numba import njit
 
-SOURCES = ("world", "chance", "events", "cache", "meters", "engine", "gateway", "clients", "run", "compiled")
+SOURCES = ("world", "chance", "events", "cache", "engine", "gateway", "clients", "run", "compiled")
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -29,12 +29,6 @@ FREE: Final = 0
 WAITING: Final = 1
 RUNNING: Final = 2
 
-# Task states. A failed task whose user will begin anew keeps its row; a warm-up is the controller's own request.
-NO_TASK: Final = 0
-LIVE: Final = 1
-TO_BEGIN_ANEW: Final = 2
-WARM_UP: Final = 3
-
 # Stages and attempts, as the gateway can tell them apart by headers.
 NEW: Final = 0
 CONTINUING: Final = 1
@@ -93,8 +87,7 @@ REPLICA = np.dtype(
         ("life", "i8"),
         ("stepping", "i4"),
         ("mark", "i8"),
-        ("jump", "i4"),  # steps of the event under way that are still to be applied
-        ("settled", "i4"),  # those that are applied
+        ("jump", "i4"),
         ("step_s", "f8"),
         ("running", "i4"),
         ("waiting", "i4"),
@@ -107,10 +100,7 @@ REPLICA = np.dtype(
         ("shown_running", "f8"),
         ("shown_waiting", "f8"),
         ("shown_kv", "f8"),
-        ("started_s", "f8"),  # its pod was made
-        ("process_s", "f8"),  # its process began: counters count from here
-        ("born", "i8"),  # the number of its pod
-        ("restarts", "i8"),
+        ("started_s", "f8"),
         ("prompt_tokens", "f8"),
         ("computed_tokens", "f8"),
         ("generated_tokens", "f8"),
@@ -119,7 +109,6 @@ REPLICA = np.dtype(
         ("preemptions", "f8"),
         ("steps", "f8"),
         ("step_tokens", "f8"),
-        ("prefill_tokens", "f8"),
         ("stopped", "f8"),
         ("rejected", "f8"),
         ("ttft_sum", "f8"),
@@ -145,8 +134,6 @@ CALL = np.dtype(
         ("target", "i4"),
         ("in_step", "i4"),
         ("own_blocks", "i4"),
-        ("system_held", "i4"),
-        ("prefilled", "i8"),
         ("chain", "i4"),
         ("uses_system", "i4"),
         ("preempted", "i4"),
@@ -155,7 +142,6 @@ CALL = np.dtype(
         ("sent_s", "f8"),
         ("admitted_s", "f8"),
         ("first_s", "f8"),
-        ("starved_s", "f8"),  # since when its next token waits, -1 while every step brings one
     ]
 )
 
@@ -209,13 +195,13 @@ SERVICE = np.dtype(
         ("resubmit_share", "f8"),
         ("resubmit_after_s", "f8"),
         ("rate_bin_s", "f8"),
-        ("bins", "i4"),
         ("slo_ttft_s", "f8"),
     ]
 )
 
 PROFILE = np.dtype(
     [
+        ("share", "f8"),
         ("system_tokens", "i4"),
         ("steps_mean", "f8"),
         ("steps_sigma", "f8"),
@@ -232,9 +218,7 @@ PROFILE = np.dtype(
     ]
 )
 
-BUCKET = np.dtype(
-    [("rate", "f8"), ("depth", "f8"), ("level", "f8"), ("at_s", "f8"), ("final", "i4"), ("retry_after_s", "f8")]
-)
+BUCKET = np.dtype([("rate", "f8"), ("depth", "f8"), ("level", "f8"), ("at_s", "f8"), ("final", "i4")])
 
 COUNTS = np.dtype(
     [
@@ -246,7 +230,6 @@ COUNTS = np.dtype(
         ("unroutable", "f8"),
         ("timed_out", "f8"),
         ("cut", "f8"),
-        ("lost", "f8"),
         ("finished", "f8"),
         ("in_slo", "f8"),
     ]
@@ -271,7 +254,7 @@ Shares = NDArray[np.float64]
 
 
 class World(NamedTuple):
-    """Everything that changes. Shapes: R replicas, Q queue places, S running places, P profiles."""
+    """Everything that changes. Shapes: R replicas, Q queue places, S running places, P profiles, K classes."""
 
     pools: Rows
     replicas: Rows
@@ -284,9 +267,7 @@ class World(NamedTuple):
     counts: Rows  # [service, class, stage, attempt]
     tallies: Rows  # [service, class, profile]
     class_share: NDArray[np.float64]  # [service, class]
-    profile_share: NDArray[np.float64]  # [service, profile]
-    rates: NDArray[np.float64]  # [service, bin] tasks/s; a service's bins repeat
-    traces: NDArray[np.float64]  # [service, n] times of arrival, inf after the last
+    rates: NDArray[np.float64]  # [service, bin] tasks/s; the bins repeat
     queues: NDArray[np.int32]  # [R, Q] calls, in order
     running: NDArray[np.int32]  # [R, S] calls, in order
     systems: NDArray[np.int32]  # [R, P] the chain of a profile's system prompt
@@ -308,9 +289,8 @@ class World(NamedTuple):
 
 EVENTS: Final = 0
 SERIAL: Final = 1
-WARMED_PROMPT: Final = 2
-WARMED_OUTPUT: Final = 3
-"""Places in `World.numbers`: events in the heap, the last serial number, tokens that ended warm-ups took."""
+DROPPED: Final = 2
+"""Places in `World.numbers`: events in the heap, the last serial number, tasks dropped for lack of room."""
 CALLS_LEFT: Final = 0
 TASKS_LEFT: Final = 1
 CHAINS_LEFT: Final = 2
