@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from math import isfinite
 
+from controller import reasons
 from controller.policy import FleetPolicy, PoolPolicy
 from controller.types import (
     ActionKind,
@@ -141,7 +142,7 @@ def frozen(proposal: Proposal, context: Context) -> Proposal | Hold:
     """Nothing is moved inside a freeze window."""
     if context.frozen_until_s is None:
         return proposal
-    return proposal.hold(f"frozen by the policy for another {(context.frozen_until_s - context.now_s) / 3600:.1f} h")
+    return proposal.hold(f"frozen by the policy for another {reasons.span(context.frozen_until_s - context.now_s)}")
 
 
 def dwell(proposal: Proposal, context: Context) -> Proposal | Hold:

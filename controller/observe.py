@@ -6,7 +6,8 @@ Telemetry of engines lies in known ways, and this is where it is caught:
   the whole window is HUNG; one whose sleep state says so is ASLEEP (its queue then hangs uncounted). Neither counts
   as serving, and their gauges are STALE.
 - A dead replica has no series, it does not read zero. A replica seen before and not now is DOWN until it is forgotten
-  (`FORGET_S`), or BLIND where it was the source that failed to answer.
+  (`FORGET_S`), or BLIND where it was the source that failed to answer. Where a scale-in of that many replicas stands,
+  their disappearance is what was asked for: they are gone.
 - Quantiles and ratios of an idle engine are NAN, while its rates are an honest zero.
 - Instant queries return values up to five minutes old; the heartbeat signal carries the true age. DCGM values are
   another 30 s older than their scrape.
@@ -47,6 +48,7 @@ from controller.types import (
     ServiceObservation,
     Signal,
     Snapshot,
+    Standing,
 )
 
 FORGET_S = 600.0
@@ -73,12 +75,15 @@ def build(
         gpus[gpu.replica].append(gpu)
     fleets = {entry.pool: entry for entry in fleet}
     remembered = {pool.name: pool.replicas for pool in state.pools}
+    standing = {pool.name: pool.standing for pool in state.pools}
     slos = {pool: service.slo for service in policy.services.values() for pool in service.pools}
     pools = []
     for name in policy.pools:
         known = {memory.name: now_s - memory.last_seen_s for memory in remembered.get(name, ())}
         seen = raw.get(name, {})
-        recent = [replica for replica, unseen_s in known.items() if unseen_s <= FORGET_S]
+        recent = {replica for replica, unseen_s in known.items() if unseen_s <= FORGET_S}
+        if not (snapshot.failed or snapshot.holes):
+            recent -= _removed(standing.get(name), recent - seen.keys())
         replicas = tuple(
             Reader(replica, seen.get(replica), known.get(replica), snapshot, policy).observe()
             for replica in sorted({*seen, *recent})
@@ -91,6 +96,12 @@ def build(
         )
     services = tuple(_service(name, policy, snapshot, others) for name in policy.services)
     return Observation(round(now_s, 3), policy.telemetry.window_s, tuple(pools), services, tuple(holes))
+
+
+def _removed(standing: Standing | None, vanished: set[str]) -> set[str]:
+    """The vanished replicas, where a standing scale-in accounts for all of them."""
+    asked = 0 if standing is None else standing.replicas_before - standing.replicas_after
+    return vanished if len(vanished) <= asked else set()
 
 
 # ---------------------------------------------------------------------------------------------------- one pool

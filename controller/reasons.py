@@ -39,9 +39,17 @@ def number(value: float) -> str:
         return f"{value:g}"
     if size >= 1e9 or size < 1e-3:
         return f"{value:.3g}"
-    if size >= 100:
+    # The borders are those of the rounded value: 9.999 is 10.0.
+    if size >= 99.95:
         return f"{value:.0f}"
-    return f"{value:.1f}" if size >= 10 else f"{value:.2f}" if size >= 0.1 else f"{value:.3f}"
+    return f"{value:.1f}" if size >= 9.995 else f"{value:.2f}" if size >= 0.1 else f"{value:.3f}"
+
+
+def span(seconds: float) -> str:
+    """A length of time in the unit that a person would use."""
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
 def replicas(count: int) -> str:

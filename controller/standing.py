@@ -72,8 +72,11 @@ def stands(standing: Standing, proposal: Proposal, context: Context) -> Hold | N
     if aim > after:
         # What could be had now, from where the pool is: if it is no more than what stands, that is no new move.
         wider = guards.narrow(proposal, context)
-        more = not isinstance(wider, Hold) and wider.replicas > after
-        return None if more else hold("; more can't be had now")
+        if isinstance(wider, Hold):
+            return replace(hold(f"; more can't be had now: {wider.reason}"), alarm=wider.alarm)
+        if wider.replicas > after:
+            return None
+        return hold(f"; more can't be had now: {wider.changes[-1].reason}")
     since_s = context.memory.fewer_since_s
     waited_s = 0.0 if since_s is None else context.now_s - since_s
     hold_s = context.policy.limits.scale_in_hold_s

@@ -24,7 +24,6 @@ from controller import guards, reasons, standing
 from controller.alarms import alarms
 from controller.freeze import frozen_until
 from controller.guards import Context, Ledger, Proposal
-from controller.observe import FORGET_S
 from controller.policy import FleetPolicy
 from controller.pools import model_pool, model_slo, unobserved
 from controller.types import (
@@ -159,7 +158,10 @@ def _estimate_and_assess(policy: FleetPolicy, state: ControllerState, observatio
             pool_observation = unobserved(name)
         service = service_of[name]
         pool, slo = model_pool(policy, name, service), model_slo(policy.services[service].slo)
-        seen.append(_assess(pool, slo, pool_observation, memory, observation.now_s))
+        item = _assess(pool, slo, pool_observation, memory, observation.now_s)
+        if name not in observed:
+            item = replace(item, memory=replace(item.memory, replicas=memory.replicas))
+        seen.append(item)
     return seen
 
 
@@ -241,9 +243,10 @@ def _place(seen: _Stage, carries: Capacity | Unknown) -> Placement | Unknown:
 def _remember(
     memories: tuple[ReplicaMemory, ...], observation: PoolObservation, now_s: float
 ) -> tuple[ReplicaMemory, ...]:
-    """When each replica's telemetry was last fresh; one that is gone for `FORGET_S` is forgotten."""
+    """When each replica's telemetry was last fresh; one that is not observed any more is forgotten."""
+    there = {replica.name for replica in observation.replicas}
     # A clock that was set back must not make a replica immortal: nothing was seen later than now.
-    last = {m.name: min(m.last_seen_s, now_s) for m in memories if now_s - m.last_seen_s <= FORGET_S}
+    last = {m.name: min(m.last_seen_s, now_s) for m in memories if m.name in there}
     missing = {ReplicaState.DOWN, ReplicaState.BLIND}
     last.update({replica.name: now_s for replica in observation.replicas if replica.state not in missing})
     return tuple(ReplicaMemory(name, at_s) for name, at_s in sorted(last.items()))

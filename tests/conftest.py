@@ -18,7 +18,6 @@ from servers import CAPTURE, ROOT, HttpServer, PrometheusServers, Reply, Request
 from controller.adapters.prometheus import PrometheusTelemetry
 from controller.types import Snapshot
 
-
 # The same examples in every run, on machines of any speed.
 settings.register_profile("reproducible", derandomize=True, deadline=None)
 settings.load_profile("reproducible")

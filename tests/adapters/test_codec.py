@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 import pytest
-from fleets import ticks
+from journal_fleets import ticks
 from hypothesis import HealthCheck, given, settings
 from properties.strategies import decisions, observations, states
 

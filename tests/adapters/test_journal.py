@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from fleets import POLICY_SHA256, POLICY_TEXT, Tick, policy, ticks
+from journal_fleets import POLICY_SHA256, POLICY_TEXT, Tick, policy, ticks
 from hypothesis import HealthCheck, given, settings
 from properties.strategies import decisions, observations, outcomes, states
 
@@ -373,7 +373,7 @@ import sys
 from pathlib import Path
 from controller.adapters.journal import SqliteJournal
 from controller.types import Outcome, Status
-from fleets import POLICY_TEXT, ticks
+from journal_fleets import POLICY_TEXT, ticks
 
 with SqliteJournal(Path(sys.argv[1]), max_bytes=400 * 1024) as journal:
     for tick in ticks(3, 4, 10**6, state=journal.load()):
@@ -390,7 +390,7 @@ import resource, sys
 from pathlib import Path
 from controller.adapters.journal import SqliteJournal
 from controller.errors import JournalError
-from fleets import POLICY_TEXT, ticks
+from journal_fleets import POLICY_TEXT, ticks
 
 most = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
 with SqliteJournal(Path(sys.argv[1])) as journal:

@@ -141,9 +141,15 @@ def test_a_hold_of_a_pool_that_left_the_policy_keeps_its_own_chain() -> None:
 
 
 def test_numbers_read_as_a_person_would_write_them() -> None:
-    values = (0.0, 1234.5, 12.34, 1.234, 0.1234, 0.01234, 1e12, 1e-5, float("nan"), -12.34)
+    values = (0.0, 1234.5, 12.34, 1.234, 0.1234, 0.01234, 1e12, 1e-5, float("nan"), -12.34, 9.9999, 99.99)
     assert [reasons.number(value) for value in values] == [
-        "0", "1234", "12.3", "1.23", "0.12", "0.012", "1e+12", "1e-05", "nan", "-12.3",
+        "0", "1234", "12.3", "1.23", "0.12", "0.012", "1e+12", "1e-05", "nan", "-12.3", "10.0", "100",
+    ]  # fmt: skip
+
+
+def test_lengths_of_time_have_the_unit_of_their_size() -> None:
+    assert [reasons.span(seconds) for seconds in (15, 119.6, 1800, 9000, 5e5)] == [
+        "15 s", "120 s", "30 min", "2.5 h", "138.9 h",
     ]  # fmt: skip
 
 

@@ -102,7 +102,7 @@ def test_doubt_never_stops_scale_out() -> None:
 def test_nothing_moves_inside_a_freeze() -> None:
     frozen = context(frozen_until_s=NOW_S + 5400)
     for proposal in (move(3, 5), move(3, 2)):
-        assert reason(guards.frozen(proposal, frozen)) == "frozen by the policy for another 1.5 h"
+        assert reason(guards.frozen(proposal, frozen)) == "frozen by the policy for another 90 min"
 
 
 def test_scale_in_waits_until_fewer_have_been_enough_for_long() -> None:

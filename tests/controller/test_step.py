@@ -17,6 +17,7 @@ from properties.worlds import (
     pool_observation,
 )
 
+from controller.observe import build
 from controller.policy import FleetPolicy
 from controller.step import step
 from controller.types import (
@@ -34,6 +35,9 @@ from controller.types import (
     ReplicaMemory,
     ReplicaState,
     Scale,
+    Signal,
+    Snapshot,
+    SourceHole,
     Stage,
     Standing,
     Status,
@@ -162,7 +166,10 @@ def test_a_larger_need_replaces_a_standing_move() -> None:
 def test_a_move_at_the_step_limit_is_not_made_again_for_wanting_more() -> None:
     told = story(policy(), again(3, load(9)))
     assert told[0] == "a 3->7"
-    assert told[1:] == ["a: 7 replicas recommended at 14:13:35 (1-a); more can't be had now"] * 2
+    assert (
+        told[1:]
+        == ["a: 7 replicas recommended at 14:13:35 (1-a); more can't be had now: at most 4 replicas per step"] * 2
+    )
 
 
 def test_a_pool_may_use_what_it_promised_itself() -> None:
@@ -355,9 +362,10 @@ def test_a_load_that_is_unknown_now_is_not_guessed_from_the_past() -> None:
 
 def test_a_pool_without_any_signal_is_held_and_called_for() -> None:
     *_, played = play(policy(), [load(3)])
-    _, decision = step(policy(), played.after, replace(played.observation, pools=(), now_s=START_S + 30))
+    after, decision = step(policy(), played.after, replace(played.observation, pools=(), now_s=START_S + 30))
     assert lines(decision) == ["a: no usable signal: the observation does not contain the pool"]
     assert [alarm.kind for alarm in decision.alarms] == [AlarmKind.TELEMETRY_BLIND]
+    assert after.pools[0].replicas == played.after.pools[0].replicas, "it is remembered who was there"
 
 
 @pytest.mark.parametrize("now_s", [nan, inf, -inf])
@@ -377,14 +385,29 @@ def test_a_clock_that_is_set_back_makes_nothing_last_for_ever() -> None:
     ahead_s = START_S + 1e6
     memory = PoolState(
         "a",
-        replicas=(ReplicaMemory("gone", ahead_s), ReplicaMemory("old", START_S - 601)),
+        replicas=(ReplicaMemory("r0", ahead_s), ReplicaMemory("gone", START_S - 601)),
         fewer_since_s=ahead_s,
         scaled_at_s=(ahead_s, START_S - 3600),
     )
-    observed = pool_observation("a", 0, PoolTick(0.0))
+    observed = pool_observation("a", 1, PoolTick(0.0, fault=ReplicaState.DOWN))
     after, _ = step(policy(), ControllerState(pools=(memory,)), Observation(START_S, 60.0, (observed,), (), ()))
-    assert after.pools[0].replicas == (ReplicaMemory("gone", START_S),)
+    assert after.pools[0].replicas == (ReplicaMemory("r0", START_S),)
     assert after.pools[0].scaled_at_s == (START_S,)
+
+
+@pytest.mark.parametrize(
+    ("found", "states"),
+    [
+        (Snapshot(()), []),
+        (Snapshot((), failed=tuple(Signal)), [ReplicaState.BLIND]),
+        (Snapshot((), holes=(SourceHole("prometheus", "a query timed out"),)), [ReplicaState.DOWN]),
+    ],
+)
+def test_a_replica_that_was_to_go_is_gone_unless_the_source_may_just_not_see_it(found, states) -> None:
+    going = Standing("1-a", Mode.RECOMMEND, 1, 0, START_S, None)
+    memory = PoolState("a", replicas=(ReplicaMemory("r0", START_S),), standing=going)
+    observed = build(policy(), ControllerState(pools=(memory,)), found, (), START_S + 15)
+    assert [replica.state for replica in observed.pools[0].replicas] == states
 
 
 def test_the_clusters_word_counts_before_what_is_seen() -> None:

@@ -7,9 +7,9 @@
     tick   x4                                 so many ticks, 15 s apart (or: tick x4 every 60 s)
         12:00:00  chat  hold: ...             what was decided and what was called for: written by the test
 
-Of ticks that say the same but for their numbers, the first and the last are shown; `..` stands for those between. Words:
+Of ticks that say the same but for their numbers, the first and the last are shown; `..` is what is between. Words:
 
-    fleet    N gpus | mode recommend | hold N s | step N | budget N | frozen CRON for N h
+    fleet    N gpus | mode recommend | hold N s | step N | budget N | frozen CRON for N h | not frozen
     POOL     N replicas | N calls/s | min N | max N | rN serves, down, gone, hung, blind or asleep
     source   fails | answers
     restart  the process is killed and starts again from its journal (or: restart after 90 s)
@@ -116,13 +116,13 @@ class World:
     freeze: list[dict[str, object]] = field(default_factory=list)
     failing: bool = False
 
-    def read(self, at_s: float, window_s: float, deadline_s: float) -> Snapshot:  # noqa: ARG002 - it answers at once
+    def read(self, at_s: float, window_s: float, deadline_s: float) -> Snapshot:
         """`ports.Telemetry`."""
         if self.failing:
             return Snapshot((), (SourceHole("prometheus", "connection refused"),), tuple(Signal))
         return Snapshot(tuple(sample for name, pool in self.pools.items() for sample in pool.samples(name)))
 
-    def expressions(self, window_s: float) -> tuple[tuple[Signal, str], ...]:  # noqa: ARG002
+    def expressions(self, window_s: float) -> tuple[tuple[Signal, str], ...]:
         """Nothing can be checked by hand."""
         return ()
 
@@ -190,6 +190,10 @@ class Story:
         self._shape: list[str] = []
         self._skipped: list[str] = []
         self._more = False
+
+    def begin(self) -> None:
+        """The next tick is told, whatever it says."""
+        self._shape = []
 
     def tell(self, record: TickRecord) -> list[str]:
         """The lines of one tick, and of those before it that were kept back."""
@@ -288,6 +292,7 @@ class Player:
         policy, lines = self.world.policy(), []
         if self._process is None:
             self._process = Process.start(self._path, self.world, self._time)
+        self.story.begin()
         for _ in range(count):
             self._time.sleep_until(self._time.now_s() + (0.0 if self._first else every_s))
             self._first = False
@@ -315,6 +320,8 @@ class Player:
                 self.world.limits["replicas_per_step"] = int(count)
             case ["budget", count]:
                 self.world.limits["scalings_per_hour"] = int(count)
+            case ["not", "frozen"]:
+                self.world.freeze = []
             case ["frozen", *cron, "for", hours, "h"]:
                 self.world.freeze = [{"cron": " ".join(cron), "hours": float(hours)}]
             case _:

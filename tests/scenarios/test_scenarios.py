@@ -1,4 +1,4 @@
-"""Every scenario reads as it did. `pytest tests/scenarios --rewrite` writes what is decided now; read the difference."""
+"""Every scenario reads as it did. `pytest tests/scenarios --rewrite` writes what is decided now: read what changed."""
 
 from pathlib import Path
 
