@@ -82,7 +82,10 @@ class WriterLock:
 
     def release(self) -> None:
         """Let the next one write. The lock's file stays: to remove it would let two processes lock two files."""
-        os.close(self._file)
+        if self._file >= 0:
+            # Twice must not close a file that was given the same number meanwhile.
+            os.close(self._file)
+            self._file = -1
 
 
 def connect_writer(path: Path) -> sqlite3.Connection:

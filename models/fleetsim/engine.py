@@ -1,10 +1,11 @@
 """One engine: vLLM V1's scheduler, its KV memory, and how long a step takes.
 
 A step takes every running request in order: one token each for those that decode, a chunk of the prompt for those
-that prefill, within the step's token budget. A running request that finds no free block preempts the newest one, which loses
-its blocks (they stay cached as long as the LRU lets them) and waits at the head of the queue to be recomputed. Then
-waiting requests are admitted while there are seats, budget, and room for their whole prompt. What the prefix cache holds
-of a prompt is not computed again; the last token always is. The first token comes with the step that ends the prefill.
+that prefill, within the step's token budget. A running request that finds no free block preempts the newest one,
+which loses its blocks (they stay cached as long as the LRU lets them) and waits at the head of the queue to be
+recomputed. Then waiting requests are admitted while there are seats, budget, and room for their whole prompt. What
+the prefix cache holds of a prompt is not computed again; the last token always is. The first token comes with the
+step that ends the prefill.
 
     step time = max(FLOP / (FLOP/s), bytes / (bytes/s)) + overhead + per-sequence cost, times noise
     FLOP      = flop_per_token * padded tokens + flop_per_pair * sum over chunks of chunk*(context + chunk/2)

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 import pytest
-from journal_fleets import ticks
 from hypothesis import HealthCheck, given, settings
+from journal_fleets import ticks
 from properties.strategies import decisions, observations, states
 
 from controller.adapters.codec import Codec, Undecodable, canonical_bytes, to_json

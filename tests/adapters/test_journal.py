@@ -14,8 +14,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from journal_fleets import POLICY_SHA256, POLICY_TEXT, Tick, policy, ticks
 from hypothesis import HealthCheck, given, settings
+from journal_fleets import POLICY_SHA256, POLICY_TEXT, Tick, policy, ticks
 from properties.strategies import decisions, observations, outcomes, states
 
 from controller.adapters.codec import canonical_bytes
@@ -469,3 +469,10 @@ def test_an_unwritten_state_is_the_first_one(path):
     with SqliteJournal(path) as journal:
         write(journal, ticks(1, 1, 1))
         assert next(journal.replayable()).state_before == ControllerState()
+
+
+def test_closing_twice_is_closing_once(tmp_path: Path) -> None:
+    journal = SqliteJournal(tmp_path / "j.db")
+    journal.close()
+    journal.close()
+    SqliteJournal(tmp_path / "j.db").close()
