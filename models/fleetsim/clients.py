@@ -4,7 +4,8 @@ A task is a session of some steps. Each step sends the system prompt, the histor
 answer joins the history; a tool or a human takes a while; the next step follows. A step that gets no first token in
 time, or no end in time, is aborted and tried again after a backoff, as is one that was refused, unless it was told
 not to. A stream that is cut after its first token can't simply be sent again: the step is lost. When a step fails for
-good, the task has failed and everything it spent is waste; some users then begin it anew."""
+good, the task has failed and everything it spent is waste; some users then begin it anew.
+"""
 
 from __future__ import annotations
 

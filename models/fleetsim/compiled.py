@@ -4,7 +4,8 @@ Without Numba's reference counting: no compiled function allocates or keeps an a
 that Python holds for as long as it runs them), and counting took four fifths of the time. With Numba's cache on disk,
 because compiling takes a minute: it is kept per source file, and a function keeps a copy of those it calls, so a
 change in one file would leave stale code in the caches of others. The stamp of every function is therefore that of
-all the sources."""
+all the sources.
+"""
 
 from __future__ import annotations
 

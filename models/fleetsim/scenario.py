@@ -134,5 +134,5 @@ class ServiceOf:
 H100_X4 = Hardware(4, 3.6e15, 1.0e13, 2.9e11, 3.2)
 A100_X4 = Hardware(4, 0.56e15, 6.1e12, 2.9e11, 1.6)
 L40S_X4 = Hardware(4, 1.3e15, 2.6e12, 1.7e11, 1.05)
-"""H100 SXM as above; A100-80GB: 4 * 312e12 (bf16 dense) * 0.45, 4 * 2.04e12 * 0.75; L40S: 4 * 733e12 (fp8 dense) * 0.45,
+"""H100 as above; A100-80GB: 4 * 312e12 (bf16 dense) * 0.45, 4 * 2.04e12 * 0.75; L40S: 4 * 733e12 (fp8 dense) * 0.45,
 4 * 864e9 * 0.75; memory is 0.9 of the cards'. Prices are list prices per GPU-hour of the order of 2026."""
