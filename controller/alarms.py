@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from controller.reasons import number
 from controller.types import (
     Alarm,
     AlarmKind,
@@ -19,6 +20,7 @@ from controller.types import (
     ReplicaState,
     Status,
 )
+from models.types import Slo
 
 _OF_STATE = {
     ReplicaState.HUNG: (AlarmKind.REPLICA_HUNG, ": restart it"),
@@ -26,9 +28,11 @@ _OF_STATE = {
 }
 
 
-def alarms(observation: Observation, pools: tuple[PoolObservation, ...], holds: tuple[Hold, ...]) -> tuple[Alarm, ...]:
+def alarms(
+    observation: Observation, pools: tuple[tuple[PoolObservation, Slo], ...], holds: tuple[Hold, ...]
+) -> tuple[Alarm, ...]:
     """Every alarm of a tick, pool by pool; `pools` are those of the policy, whether they were observed or not."""
-    found = [alarm for pool in pools for alarm in _of_pool(pool)]
+    found = [alarm for pool, slo in pools for alarm in (*_of_pool(pool), *_of_promise(pool, slo))]
     found += [Alarm(AlarmKind.TELEMETRY_PARTIAL, hole.source, hole.detail) for hole in observation.holes]
     found += [Alarm(hold.alarm, hold.target, hold.reason) for hold in holds if hold.alarm is not None]
     found += [
@@ -37,6 +41,18 @@ def alarms(observation: Observation, pools: tuple[PoolObservation, ...], holds: 
         if outcome.status in {Status.REFUSED, Status.FAILED}
     ]
     return tuple(found)
+
+
+def _of_promise(pool: PoolObservation, slo: Slo) -> Iterator[Alarm]:
+    """A broken promise is an alarm whether or not anything can be done about it, or is known of capacity."""
+    broken = [
+        f"{name} p{slo.percentile:g} is {number(reading.value)} s of {limit_s:g} s"
+        for name, reading, limit_s in (("TTFT", pool.ttft_s, slo.ttft_s), ("ITL", pool.itl_s, slo.tpot_s))
+        if isinstance(reading, Known) and reading.value > limit_s
+    ]
+    if broken:
+        waiting = f"; {pool.waiting.value:.0f} waiting" if isinstance(pool.waiting, Known) else ""
+        yield Alarm(AlarmKind.SLO_BROKEN, pool.name, " and ".join(broken) + waiting)
 
 
 def _of_pool(pool: PoolObservation) -> Iterator[Alarm]:

@@ -25,7 +25,7 @@ INTRODUCTION = (
 
 @dataclass(slots=True)
 class Span:
-    """An alarm from the first to the last tick that raised it without a break, Unix s."""
+    """An alarm from the first tick that raised it to the first that did not (or the last there was), Unix s."""
 
     alarm: Alarm
     first_s: float
@@ -58,7 +58,9 @@ class Story:
                 self.raised[key] = Span(alarm, now_s, now_s)
                 lines.append(f"{at}  [red]alarm {alarm.kind.value}[/]  {alarm.target}: {alarm.detail}")
         for key in [key for key in self.raised if key not in seen]:
-            self.over.append(self.raised.pop(key))
+            span = self.raised.pop(key)
+            span.last_s = now_s
+            self.over.append(span)
             lines.append(f"{at}  [green]over  {key[0].value}[/]  {key[1]}")
         return lines
 

@@ -33,7 +33,7 @@ from controller.policy_file import LoadedPolicy, PolicyWatch
 from controller.ports import Actuator, Clock, Fleet, Journal, Telemetry
 from controller.step import step
 from controller.types import (
-    Alarm,
+    AlarmKind,
     ControllerState,
     Mode,
     Observation,
@@ -234,7 +234,7 @@ class Loop:
         self._state = ControllerState()
         self._outcomes: tuple[Outcome, ...] = ()
         self._waiting: LoadedPolicy | None = None
-        self._alarms: frozenset[Alarm] = frozenset()
+        self._alarms: frozenset[tuple[AlarmKind, str]] = frozenset()
         self._inbox: deque[Callable[[], None]] = deque()
 
     def run(
@@ -313,14 +313,13 @@ class Loop:
         decision = record.decision
         for move in decision.moves:
             _log.info("move", id=move.id, text=explain.headline(move, decision.now_s))
-        alarms = frozenset(decision.alarms)
-        for alarm in sorted(alarms - self._alarms, key=lambda a: (a.kind, a.target)):
-            _log.warning("alarm", kind=alarm.kind.value, target=alarm.target, detail=alarm.detail)
-        raised = {(alarm.kind, alarm.target) for alarm in alarms}
-        for alarm in sorted(self._alarms, key=lambda a: (a.kind, a.target)):
-            if (alarm.kind, alarm.target) not in raised:
-                _log.info("alarm over", kind=alarm.kind.value, target=alarm.target)
-        self._alarms = alarms
+        # An alarm is the same one as long as its kind and target are; its words change with the numbers in them.
+        alarms = {(alarm.kind, alarm.target): alarm.detail for alarm in decision.alarms}
+        for kind, target in sorted(alarms.keys() - self._alarms):
+            _log.warning("alarm", kind=kind.value, target=target, detail=alarms[kind, target])
+        for kind, target in sorted(self._alarms - alarms.keys()):
+            _log.info("alarm over", kind=kind.value, target=target)
+        self._alarms = frozenset(alarms)
         _log.info(
             "tick",
             tick=decision.tick,

@@ -21,6 +21,7 @@ from controller.types import (
     ReplicaState,
     Stage,
 )
+from models.capacity import narrow
 from models.types import Capacity, Forecast, Slo, Target, Unknown
 
 
@@ -41,7 +42,7 @@ def number(value: float) -> str:
         return f"{value:.3g}"
     # The borders are those of the rounded value: 9.999 is 10.0.
     if size >= 99.95:
-        return f"{value:.0f}"
+        return f"{value:,.0f}"
     return f"{value:.1f}" if size >= 9.995 else f"{value:.2f}" if size >= 0.1 else f"{value:.3f}"
 
 
@@ -110,7 +111,7 @@ def estimated(capacity: Capacity | Unknown, pool: PoolObservation) -> str:
                 f"{number(cold.mid)} cold; limited by {limit.value}"
             )
             serving = pool.count(ReplicaState.SERVING)
-            if isinstance(pool.offered_calls_per_s, Known) and serving and warm.mid > 0:
+            if isinstance(pool.offered_calls_per_s, Known) and serving and warm.mid > 0 and narrow(warm):
                 text += f"; {pool.offered_calls_per_s.value / (serving * warm.mid):.2f} of warm capacity used"
             return text
 
@@ -137,6 +138,8 @@ def planned(assessment: Assessment, pool: PoolObservation) -> Change:
             return Change(Stage.PLANNED, before, None, f"no plan: {reason}")
         case Target() as target:
             text = f"{replicas(target.replicas)} for {number(target.demand_calls_per_s)} calls/s"
+            if isinstance(assessment.capacity, Capacity) and target.replicas > 0:
+                text += f" at {number(assessment.capacity.warm_calls_per_s.mid)} each"
             text += f"; binding: {target.binding}"
             return Change(Stage.PLANNED, before, float(target.replicas), text)
 

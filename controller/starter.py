@@ -106,7 +106,7 @@ def starter(found: tuple[FoundEngine, ...], url: str) -> str:
     if not found:
         raise PolicyError(
             f"{url} has no engine's series (vllm:num_requests_running or sglang:num_running_reqs); see whether it "
-            "scrapes the engines' /metrics, and give the address of the Prometheus that does."
+            "scrapes the engines' /metrics, and give the address of the Prometheus that does (and --at for old data)."
         )
     groups = _apart(_grouped(found))
     if not groups:

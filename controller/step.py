@@ -137,7 +137,7 @@ def step(policy: FleetPolicy, state: ControllerState, observation: Observation) 
         now_s,
         tuple(moves),
         (*holds, *_service_holds(policy)),
-        alarms(observation, tuple(item.observation for item in seen), tuple(holds)),
+        alarms(observation, tuple((item.observation, item.slo) for item in seen), tuple(holds)),
         tuple(replace(item.assessment, standing=memories[item.pool.name].standing) for item in seen),
     )
     return ControllerState(tick, now_s, tuple(memories[item.pool.name] for item in seen)), decision
@@ -353,7 +353,7 @@ def _enough(target: Target, current: int) -> str:
 def _move(item: _Seen, proposal: Proposal, chain: tuple[Change, ...], context: Context, tick: int) -> Move:
     name, before, after = item.pool.name, item.current, proposal.replicas
     if len(chain) == 4:
-        chain = (*chain, Change(Stage.GUARDED, float(after), float(after), "no guard objects"))
+        chain = (*chain, Change(Stage.GUARDED, float(after), float(after), "no guard objected"))
     expected = _expected(item, before, after, context.now_s)
     return Move(
         id=f"{tick}-{name}",

@@ -418,6 +418,7 @@ class AlarmKind(StrEnum):
     REPLICA_HUNG = "replica_hung"
     REPLICA_DOWN = "replica_down"
     GPU_XID = "gpu_xid"
+    SLO_BROKEN = "slo_broken"
     CAPACITY_UNKNOWN = "capacity_unknown"
     CANNOT_ACT = "cannot_act"
     INVENTORY_EXHAUSTED = "inventory_exhausted"

@@ -68,8 +68,14 @@ def _capacity(capacity: Capacity | Unknown) -> float | Unknown:
         return Unknown(f"the capacity is unknown ({capacity.reason})")
     warm = capacity.warm_calls_per_s
     if not narrow(warm):
-        return Unknown(f"the capacity is known too vaguely yet ({warm.low:.3g} to {warm.high:.3g} calls/s per replica)")
+        return Unknown(
+            f"the capacity is known too vaguely yet ({_shown(warm.low)} to {_shown(warm.high)} calls/s per replica)"
+        )
     return warm.mid
+
+
+def _shown(calls_per_s: float) -> str:
+    return f"{calls_per_s:,.0f}" if 100 <= calls_per_s < 1e9 else f"{calls_per_s:.3g}"
 
 
 def _whole(replicas: float) -> int:

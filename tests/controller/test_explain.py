@@ -57,7 +57,7 @@ MOVE = """\
   estimated  a replica carries 32.2 calls/s warm (29.0-35.7), 19.4 cold; limited by prefill compute;
              1.55 of warm capacity used
   forecast   150 calls/s at 14:17:50 when a start ordered now serves (lead 240 s)
-  planned    7 replicas for 150 calls/s; binding: headroom theta 0.7
+  planned    7 replicas for 150 calls/s at 32.2 each; binding: headroom theta 0.7
   guarded    3 H100-SXM are free, a replica needs 1
   expected   at 14:17:50: $ per hour 6.00 -> 12.00; cascade margin -0.54 -> 0.38
   do         kubectl -n serving scale deployment/assistant-h100 --replicas=6
@@ -70,7 +70,7 @@ HOLD = """\
   estimated  a replica carries 31.8 calls/s warm (28.6-35.2), 19.2 cold; limited by prefill compute;
              0.52 of warm capacity used
   forecast   50.0 calls/s at 14:17:35 when a start ordered now serves (lead 240 s)
-  planned    3 replicas for 50.0 calls/s; binding: headroom theta 0.7
+  planned    3 replicas for 50.0 calls/s at 31.8 each; binding: headroom theta 0.7
   hold       3 replicas will do: headroom theta 0.7"""
 
 
@@ -143,7 +143,7 @@ def test_a_hold_of_a_pool_that_left_the_policy_keeps_its_own_chain() -> None:
 def test_numbers_read_as_a_person_would_write_them() -> None:
     values = (0.0, 1234.5, 12.34, 1.234, 0.1234, 0.01234, 1e12, 1e-5, float("nan"), -12.34, 9.9999, 99.99)
     assert [reasons.number(value) for value in values] == [
-        "0", "1234", "12.3", "1.23", "0.12", "0.012", "1e+12", "1e-05", "nan", "-12.3", "10.0", "100",
+        "0", "1,234", "12.3", "1.23", "0.12", "0.012", "1e+12", "1e-05", "nan", "-12.3", "10.0", "100",
     ]  # fmt: skip
 
 
