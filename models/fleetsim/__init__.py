@@ -6,6 +6,7 @@ series: a control law that needs one that is not here must first name the produc
 KNOB                  PRODUCT FIELD                                              GRANULARITY; WHO SETS WHAT IT NEEDS
 Plant.scale           Kubernetes /scale (Deployment, StatefulSet, LWS)           pool
 Plant.sleep, wake     vLLM POST /sleep, /wake_up (dev mode, sleep mode)          replica, drained first
+Plant.warm            vLLM POST /v1/completions, max_tokens 1                    replica, with a profile's system prompt
 Plant.set_weight      HTTPRoute backendRefs weight, Envoy weighted_clusters      pool; per call, or per session where it
                                                                                  hashes the session header
 Plant.limit           Envoy local rate limit by descriptors; Envoy Gateway       class x stage x attempt, per gateway;
@@ -30,5 +31,6 @@ gateway               envoy_cluster_upstream_rq_*, envoy_http_local_rate_limit_*
 tasks                 traces_span_metrics_calls_total (OpenTelemetry)            service x class, as a task ends
 
 Modules: scenario (what there is, as values), plant (knobs, faults, the life of replicas), world (the memory), and the
-compiled ones: run (time), clients, gateway, engine, cache, events, chance. `compiled` says how, and why so.
+compiled ones: run (time), clients, gateway, engine, meters, cache, events, chance. `compiled` says how, and why so.
+`recount` counts a world from scratch and says what does not add up.
 """

@@ -153,6 +153,19 @@ def take(world: World, replica: int, blocks: int) -> bool:
 
 
 @compiled
+def shorten(world: World, index: int, blocks: int) -> None:
+    """Forget the blocks of an idle chain behind the first `blocks`."""
+    chain = world.chains[index]
+    if chain.users > 0 or chain.blocks <= blocks:
+        return
+    world.replicas[chain.replica].kv_idle -= chain.blocks - blocks
+    chain.blocks = blocks
+    if blocks == 0:
+        unlink(world, index)
+        drop_chain(world, index)
+
+
+@compiled
 def flush(world: World, replica: int) -> None:
     """Forget every idle block (a reset of the prefix cache; a restart forgets the used ones with their requests)."""
     home = world.replicas[replica]

@@ -1,10 +1,10 @@
 """How the plant's inner loops are compiled.
 
-Without Numba's reference counting: no compiled function allocates or keeps an array (they all live in the `World`
-that Python holds for as long as it runs them), and counting took four fifths of the time. With Numba's cache on disk,
+Without Numba's reference counting: no compiled function allocates or keeps an array (they all live in the `World` that
+Python holds for as long as it runs them), and counting took four fifths of the time. With Numba's cache on disk,
 because compiling takes a minute: it is kept per source file, and a function keeps a copy of those it calls, so a
-change in one file would leave stale code in the caches of others. The stamp of every function is therefore that of
-all the sources.
+change in one file would leave stale code in the caches of others. The stamp of every function is therefore that of all
+the sources.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from numba import njit
 
-SOURCES = ("world", "chance", "events", "cache", "engine", "gateway", "clients", "run", "compiled")
+SOURCES = ("world", "chance", "events", "cache", "meters", "engine", "gateway", "clients", "run", "compiled")
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -1,11 +1,11 @@
 """One engine: vLLM V1's scheduler, its KV memory, and how long a step takes.
 
-A step takes every running request in order: one token each for those that decode, a chunk of the prompt for those
-that prefill, within the step's token budget. A running request that finds no free block preempts the newest one,
-which loses its blocks (they stay cached as long as the LRU lets them) and waits at the head of the queue to be
-recomputed. Then waiting requests are admitted while there are seats, budget, and room for their whole prompt. What
-the prefix cache holds of a prompt is not computed again; the last token always is. The first token comes with the
-step that ends the prefill.
+A step takes every running request in order: one token each for those that decode, a chunk of the prompt for those that
+prefill, within the step's token budget. A running request that finds no free block preempts the newest one (by
+priority: the newest of the least important class), which loses its blocks (they stay cached as long as the LRU lets
+them) and waits at the head of the queue to be recomputed. Then waiting requests are admitted while there are seats,
+budget, and room for their whole prompt. What the prefix cache holds of a prompt is not computed again; the last token
+always is. The first token comes with the step that ends the prefill.
 
     step time = max(FLOP / (FLOP/s), bytes / (bytes/s)) + overhead + per-sequence cost, times noise
     FLOP      = flop_per_token * padded tokens + flop_per_pair * sum over chunks of chunk*(context + chunk/2)
@@ -18,24 +18,24 @@ Gauges and counters change when a step ends, as they do in vLLM; a stopped engin
 Steps in which everybody decodes and nobody waits are taken up to JUMP at a time, as one event of that many equal steps
 (the noise of their mean is drawn). Whatever happens to the replica meanwhile first settles the steps that are complete
 by then and cuts the jump at the end of the step under way, so that a new call waits for that step and for no more.
+(A jump reserves its blocks at its start: memory in use runs ahead by at most two blocks per request.)
 """
 
 from __future__ import annotations
 
 import math
 
-from models.fleetsim import cache, events
+from models.fleetsim import cache, events, meters
 from models.fleetsim.chance import lognormal
 from models.fleetsim.compiled import compiled
 from models.fleetsim.world import (
     DRAINING,
-    ITL_BOUNDS,
+    LIFE,
     READY,
-    REQUEST_BOUNDS,
     RUNNING,
     STEP_ENDS,
-    TTFT_BOUNDS,
     WAITING,
+    WARM_UP,
     Places,
     World,
 )
@@ -44,33 +44,20 @@ JUMP = 32
 
 
 @compiled
-def bucket(bounds: tuple[float, ...], value: float) -> int:
-    """The place of the first bound that is not below the value; the number of bounds where all are."""
-    low, high = 0, len(bounds)
-    while low < high:
-        middle = (low + high) >> 1
-        if bounds[middle] < value:
-            low = middle + 1
-        else:
-            high = middle
-    return low
-
-
-@compiled
 def enqueue(world: World, index: int, at_head: bool) -> None:
-    """Put a call into its replica's queue: at the head (preempted), by priority, or at the end."""
+    """Put a call into its replica's queue: at the head (preempted) or the end, of its priority where that counts."""
     call = world.calls[index]
     replica = call.replica
     home, queue = world.replicas[replica], world.queues[replica]
     if not at_head:
         settle(world, replica, True)
-    place = home.waiting
-    if at_head:
-        place = 0
-    elif world.pools[home.pool].by_priority:
+    place = 0 if at_head else home.waiting
+    if world.pools[home.pool].by_priority:
         klass = world.tasks[call.task].klass
         while place > 0 and world.tasks[world.calls[queue[place - 1]].task].klass > klass:
             place -= 1
+        while place < home.waiting and world.tasks[world.calls[queue[place]].task].klass < klass:
+            place += 1
     for later in range(home.waiting, place, -1):
         queue[later] = queue[later - 1]
     queue[place] = index
@@ -99,24 +86,42 @@ def _unseat(world: World, replica: int, index: int) -> None:
 
 
 @compiled
+def _share_system(world: World, index: int) -> None:
+    """What a call has computed of its system prompt belongs to everybody, unless somebody else was first."""
+    call = world.calls[index]
+    chain = world.chains[call.uses_system]
+    size = world.pools[world.replicas[call.replica].pool].block_tokens
+    full = world.profiles[world.tasks[call.task].profile].system_tokens // size
+    more = min(call.computed // size, full) - chain.blocks
+    if more > 0 and call.system_held == chain.blocks and call.own_blocks >= more:
+        chain.blocks += more
+        call.system_held += more
+        call.own_blocks -= more
+
+
+@compiled
 def free_blocks(world: World, index: int) -> None:
     """A request lets go of its memory; its full blocks stay cached, the session's freed before the system prompt's."""
     call = world.calls[index]
     home = world.replicas[call.replica]
     size = world.pools[home.pool].block_tokens
     system_blocks = world.profiles[world.tasks[call.task].profile].system_tokens // size
+    _share_system(world, index)
     home.kv_used -= call.own_blocks
     call.own_blocks = 0
     if call.chain >= 0:
         chain = world.chains[call.chain]
-        session = max(call.computed // size - system_blocks, 0)
-        home.kv_used += session - chain.blocks
-        chain.blocks = session
+        # Without all of the system prompt before it nothing of a session can be found again.
+        if world.chains[call.uses_system].blocks >= system_blocks:
+            more = call.computed // size - system_blocks - chain.blocks
+            if more > 0:
+                home.kv_used += more
+                chain.blocks += more
         cache.release(world, call.chain)
         call.chain = -1
-    if call.uses_system >= 0:
-        cache.release(world, call.uses_system)
-        call.uses_system = -1
+    cache.release(world, call.uses_system)
+    call.uses_system = -1
+    call.system_held = 0
 
 
 @compiled
@@ -134,7 +139,8 @@ def leave(world: World, index: int) -> None:
         while world.queues[replica, place] != index:
             place += 1
         dequeue(world, replica, place)
-    world.pools[home.pool].active -= 1
+    if world.tasks[call.task].live != WARM_UP:
+        world.pools[home.pool].active -= 1
 
 
 @compiled
@@ -146,11 +152,9 @@ def _blocks(tokens: int, size: int) -> int:
 def _held(world: World, index: int) -> int:
     """Blocks that cover a running call's tokens, its own and shared ones together."""
     call = world.calls[index]
-    held = call.own_blocks
+    held = call.own_blocks + call.system_held
     if call.chain >= 0:
         held += world.chains[call.chain].blocks
-    if call.uses_system >= 0:
-        held += world.chains[call.uses_system].blocks
     return held
 
 
@@ -161,13 +165,27 @@ def _preempt(world: World, index: int) -> None:
     _unseat(world, call.replica, index)
     call.computed, call.in_step = 0, 0
     call.preempted += 1
+    if call.generated > 0 and call.starved_s < 0.0:
+        call.starved_s = world.clock[0]
     world.replicas[call.replica].preemptions += 1
     enqueue(world, index, True)
 
 
 @compiled
+def _to_preempt(world: World, replica: int) -> int:
+    """The newest running call; by priority, the newest of the least important class."""
+    home, running = world.replicas[replica], world.running[replica]
+    chosen = running[home.running - 1]
+    if world.pools[home.pool].by_priority:
+        for place in range(home.running - 2, -1, -1):
+            if world.tasks[world.calls[running[place]].task].klass > world.tasks[world.calls[chosen].task].klass:
+                chosen = running[place]
+    return chosen
+
+
+@compiled
 def _grow(world: World, index: int, tokens: int) -> bool:
-    """Blocks for `tokens` more of a running call; preempts newer calls if need be. False where it was so itself."""
+    """Blocks for `tokens` more of a running call; preempts other calls if need be. False where it was so itself."""
     call = world.calls[index]
     replica = call.replica
     size = world.pools[world.replicas[replica].pool].block_tokens
@@ -178,9 +196,9 @@ def _grow(world: World, index: int, tokens: int) -> bool:
         if cache.take(world, replica, need):
             call.own_blocks += need
             return True
-        newest = world.running[replica, world.replicas[replica].running - 1]
-        _preempt(world, newest)
-        if newest == index:
+        chosen = _to_preempt(world, replica)
+        _preempt(world, chosen)
+        if chosen == index:
             return False
 
 
@@ -193,30 +211,31 @@ def _admit(world: World, index: int) -> bool:
     size = world.pools[home.pool].block_tokens
     system_blocks = world.profiles[task.profile].system_tokens // size
     usable = (call.target - 1) // size
-    system = world.systems[replica, task.profile]
+    system, chain = world.systems[replica, task.profile], cache.chain_of(world, replica, call.task)
+    cached, of_session, idle = 0, 0, 0
+    if system >= 0:
+        cached = world.chains[system].blocks
+        idle += cached if world.chains[system].users == 0 else 0
+    if chain >= 0:
+        # A step that is tried again has another answer: what is cached of the last one is of no use.
+        cache.shorten(world, chain, max(call.target // size - system_blocks, 0))
+        chain = cache.chain_of(world, replica, call.task)
+    if chain >= 0:
+        of_session = world.chains[chain].blocks
+        idle += of_session
+    need = max(_blocks(call.target, size) - cached - of_session, 0)
+    if world.pools[home.pool].kv_blocks - home.kv_used - idle < need:
+        return False
     if system < 0:
         system = cache.new_chain(world, replica, -1, task.profile)
         world.systems[replica, task.profile] = system
-    chain = cache.chain_of(world, replica, call.task)
     if chain < 0:
         chain = cache.new_chain(world, replica, call.task, -1)
-    elif world.chains[chain].users > 0:
-        # Another call of the same session runs here (its client has given up, its engine not yet): nothing is shared.
-        chain = -1
     cache.use(world, system)
-    if chain >= 0:
-        cache.use(world, chain)
-    hit = min(world.chains[system].blocks, usable)
-    if chain >= 0 and world.chains[system].blocks >= system_blocks:
-        hit = min(system_blocks + world.chains[chain].blocks, usable)
-    call.chain, call.uses_system, call.own_blocks = chain, system, 0
-    need = max(_blocks(call.target, size) - _held(world, index), 0)
-    if not cache.take(world, replica, need):
-        call.computed = 0 if chain < 0 else (system_blocks + world.chains[chain].blocks) * size
-        free_blocks(world, index)
-        call.computed = 0
-        return False
-    call.own_blocks = need
+    cache.use(world, chain)
+    cache.take(world, replica, need)
+    hit = min(cached + of_session if cached >= system_blocks else cached, usable)
+    call.chain, call.uses_system, call.system_held, call.own_blocks = chain, system, cached, need
     call.computed = hit * size
     if call.preempted == 0:
         home.prefix_queries += call.prompt
@@ -233,6 +252,8 @@ def schedule(world: World, replica: int) -> None:
     if home.stepping or home.state not in (READY, DRAINING):
         return
     if home.running + home.waiting == 0:
+        if home.state == DRAINING:
+            events.push(world, world.clock[0], LIFE, replica, home.life)
         return
     pool = world.pools[home.pool]
     running = world.running[replica]
@@ -247,7 +268,10 @@ def schedule(world: World, replica: int) -> None:
             left -= wanted
         if place < home.running and running[place] == index:
             place += 1
-    while home.waiting > 0 and home.running < pool.max_seqs and left > 0 and home.preemptions == preemptions:
+    while home.waiting > 0 and home.running < pool.max_seqs and left > 0:
+        # A step that preempts admits nobody, unless it preempted everybody.
+        if home.preemptions != preemptions and home.running > 0:
+            break
         index = world.queues[replica, 0]
         if not _admit(world, index):
             break
@@ -271,12 +295,14 @@ def _start_step(world: World, replica: int) -> None:
     for place in range(home.running):
         call = world.calls[world.running[replica, place]]
         if call.in_step == 0:
+            if call.generated > 0 and call.starved_s < 0.0:
+                call.starved_s = world.clock[0]
             fewest = 1
             continue
         if call.generated > 0 and call.in_step == 1 and call.computed + 1 == call.target:
             decoding += 1
             pairs += call.computed
-            fewest = min(fewest, call.output - call.generated)
+            fewest = 1 if call.starved_s >= 0.0 else min(fewest, call.output - call.generated)
         else:
             prefill += call.in_step
             pairs += call.in_step * (call.computed + 0.5 * call.in_step)
@@ -295,7 +321,7 @@ def _start_step(world: World, replica: int) -> None:
 @compiled
 def _begin(world: World, replica: int, steps: int, step_s: float, at_s: float) -> None:
     home = world.replicas[replica]
-    home.stepping, home.jump, home.step_s, home.step_began_s = 1, steps, step_s, at_s
+    home.stepping, home.jump, home.settled, home.step_s, home.step_began_s = 1, steps, 0, step_s, at_s
     home.mark = events.serial(world)
     events.push(world, at_s + steps * step_s, STEP_ENDS, replica, home.mark)
 
@@ -319,18 +345,22 @@ def _reserve(world: World, replica: int, steps: int) -> bool:
 
 @compiled
 def settle(world: World, replica: int, cut: bool) -> None:
-    """Apply the steps of a jump that are complete by now; `cut`: let it end with the step under way."""
+    """Apply the steps of a jump that are complete by now; `cut`: let it end with the step under way.
+
+    Without `cut` (to read the counters) nothing that happens later changes, not by a rounding error.
+    """
     home = world.replicas[replica]
     if not home.stepping or home.jump <= 1:
         return
-    done = min(int((world.clock[0] - home.step_began_s) / home.step_s), home.jump - 1)
+    complete = int((world.clock[0] - home.step_began_s) / home.step_s)
+    done = min(complete - home.settled, home.jump - 1)
     if done > 0:
         _decode(world, replica, done)
-        home.step_began_s += done * home.step_s
+        home.settled += done
         home.jump -= done
-        _publish(world, replica)
+        meters.publish(world, replica)
     if cut and home.jump > 1:
-        _begin(world, replica, 1, home.step_s, home.step_began_s)
+        _begin(world, replica, 1, home.step_s, home.step_began_s + home.settled * home.step_s)
 
 
 @compiled
@@ -347,30 +377,7 @@ def _decode(world: World, replica: int, steps: int) -> None:
     home.steps += steps
     home.step_tokens += tokens
     home.generated_tokens += tokens
-    home.itl_sum += tokens * home.step_s
-    world.itl_counts[replica, bucket(ITL_BOUNDS, home.step_s)] += tokens
-
-
-@compiled
-def _publish(world: World, replica: int) -> None:
-    home = world.replicas[replica]
-    home.shown_running, home.shown_waiting = home.running, home.waiting
-    home.shown_kv = home.kv_used / world.pools[home.pool].kv_blocks
-
-
-@compiled
-def _share_system(world: World, index: int) -> None:
-    """Once a call has computed its system prompt, those blocks belong to everybody."""
-    call = world.calls[index]
-    home = world.replicas[call.replica]
-    size = world.pools[home.pool].block_tokens
-    full = world.profiles[world.tasks[call.task].profile].system_tokens // size
-    chain = world.chains[call.uses_system]
-    missing = full - chain.blocks
-    if missing <= 0 or call.computed < full * size or call.own_blocks < missing:
-        return
-    chain.blocks = full
-    call.own_blocks -= missing
+    meters.gaps(world, replica, home.step_s, tokens)
 
 
 @compiled
@@ -388,26 +395,29 @@ def end_step(world: World, replica: int, finished: Places) -> int:
         if world.calls[index].generated >= world.calls[index].output:
             finished[done] = index
             done += 1
-    _publish(world, replica)
+    meters.publish(world, replica)
     return done
 
 
 @compiled
 def _mixed_step(world: World, replica: int) -> None:
     home = world.replicas[replica]
-    took_s = home.step_s
-    home.busy_s += took_s
+    home.busy_s += home.step_s
     home.steps += 1
-    itl_place = bucket(ITL_BOUNDS, took_s)
+    punctual = 0
     for place in range(home.running):
         index = world.running[replica, place]
         call = world.calls[index]
         if call.in_step == 0:
             continue
         home.step_tokens += call.in_step
-        call.computed += call.in_step
-        if call.generated == 0:
+        if call.generated == 0 or call.in_step > 1 or call.computed + 1 < call.target:
+            home.prefill_tokens += call.in_step
+            call.prefilled += call.in_step
+            call.computed += call.in_step
             _share_system(world, index)
+        else:
+            call.computed += 1
         if call.computed < call.target:
             continue
         # The prompt is computed (or one more token is): this step samples a token.
@@ -415,33 +425,11 @@ def _mixed_step(world: World, replica: int) -> None:
         call.target = call.computed + 1
         home.generated_tokens += 1
         if call.generated == 1:
-            _first_token(world, index)
+            meters.first_token(world, index)
+        elif call.starved_s >= 0.0:
+            meters.gaps(world, replica, world.clock[0] - call.starved_s, 1.0)
         else:
-            world.itl_counts[replica, itl_place] += 1
-            home.itl_sum += took_s
-
-
-@compiled
-def _first_token(world: World, index: int) -> None:
-    call = world.calls[index]
-    home = world.replicas[call.replica]
-    now_s = world.clock[0]
-    call.first_s = now_s
-    home.ttft_sum += now_s - call.sent_s
-    world.ttft_counts[call.replica, bucket(TTFT_BOUNDS, now_s - call.sent_s)] += 1
-    home.prompt_tokens += call.prompt
-    home.computed_tokens += call.prompt - call.cached
-
-
-@compiled
-def finish(world: World, index: int) -> None:
-    """What vLLM counts when a request ends normally: only now, however long it took."""
-    call = world.calls[index]
-    replica, now_s = call.replica, world.clock[0]
-    home = world.replicas[replica]
-    home.stopped += 1
-    home.e2e_sum += now_s - call.sent_s
-    home.queue_sum += call.admitted_s - call.sent_s
-    world.e2e_counts[replica, bucket(REQUEST_BOUNDS, now_s - call.sent_s)] += 1
-    world.queue_counts[replica, bucket(REQUEST_BOUNDS, call.admitted_s - call.sent_s)] += 1
-    leave(world, index)
+            punctual += 1
+        call.starved_s = -1.0
+    if punctual > 0:
+        meters.gaps(world, replica, home.step_s, float(punctual))

@@ -1,48 +1,76 @@
-"""The plant: a fleet of engines behind a gateway, with its clients, on virtual time. See the package for its knobs."""
+"""The plant: a fleet of engines behind a gateway, with its clients, on virtual time. See the package for its knobs.
+
+A pool has places, each with the GPUs of one replica. Like a Deployment, the plant keeps as many replicas as are wanted:
+one that drains to its end no longer counts, so its successor is made at once and starts as soon as a place is free; one
+that finds no place is UNSCHEDULABLE and holds no GPUs. A container that crashes starts again where it is, without
+pulling its image. Counters belong to a process: they begin at zero with each (what ended ones counted is in `past`).
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
 
-from models.fleetsim import cache, chance, clients, engine, events, run
+from models.fleetsim import cache, clients, engine, events, run
 from models.fleetsim import world as w
+from models.fleetsim.build import Size, build, profiles_of
 from models.fleetsim.scenario import PoolOf, ServiceOf
-from models.fleetsim.world import World
 
-QUEUE_PLACES = 4096
 STARTING = (w.UNSCHEDULABLE, w.SCHEDULING, w.PULLING, w.LOADING, w.COMPILING)
-NEXT = {w.SCHEDULING: w.PULLING, w.PULLING: w.LOADING, w.LOADING: w.COMPILING, w.COMPILING: w.READY}
+NEXT = {
+    w.SCHEDULING: w.PULLING,
+    w.PULLING: w.LOADING,
+    w.LOADING: w.COMPILING,
+    w.COMPILING: w.READY,
+    w.WAKING: w.READY,
+}
+WITHOUT_GPUS = (w.GONE, w.UNSCHEDULABLE)
+COUNTERS = (
+    "prompt_tokens", "computed_tokens", "generated_tokens", "prefix_queries", "prefix_hits", "preemptions", "steps",
+    "step_tokens", "prefill_tokens", "stopped", "rejected", "ttft_sum", "itl_sum", "e2e_sum", "queue_sum",
+)  # fmt: skip
+"""Of a replica's row, what its process counts; `busy_s` and `held_s` go on, they are the GPUs'."""
 
 
 @dataclass(frozen=True, slots=True)
-class Size:
-    """Room for what is alive at once; a scenario that needs more says so."""
+class Change:
+    """A replica has gone from one state to another."""
 
-    tasks: int = 40_000
-    calls: int = 20_000
-    chains: int = 200_000
-    events: int = 400_000
+    at_s: float
+    replica: int
+    before: int
+    after: int
 
 
 class Plant:
     """One fleet. Every knob is a method that a product offers; every series is one that a product publishes."""
 
     def __init__(self, services: tuple[ServiceOf, ...], seed: int, size: Size | None = None) -> None:
+        self.world = build(services, seed, size or Size())
         self.services = services
         self.pools: tuple[PoolOf, ...] = tuple(pool for service in services for pool in service.pools)
+        self.profiles = profiles_of(services)
+        self.changes: list[Change] = []
+        self.past = np.zeros(len(self.world.replicas), w.REPLICA)
         self._rows = {pool.name: index for index, pool in enumerate(self.pools)}
-        self.world = _allocate(services, self.pools, seed, size or Size())
         self._finished = np.zeros(self.world.running.shape[1], np.int32)
         self._wanted = {pool.name: pool.replicas for pool in self.pools}
+        self._blocked = dict.fromkeys(self._rows, 0)
+        self._lost: set[int] = set()
+        self._after_drain: dict[int, int] = {}
+        self._sleeps: dict[int, tuple[int, float]] = {}  # level, since when
+        self._to_roll: dict[str, list[int]] = {pool.name: [] for pool in self.pools}  # pods, by number
         for pool in self.pools:
             for replica in self.members(pool.name)[: pool.replicas]:
                 self._enter(replica, w.READY)
-        for index in range(len(services)):
+        for index, service in enumerate(services):
             at_s = clients.next_arrival(self.world, index)
             if at_s < np.inf:
-                events.push(self.world, at_s, w.TASK_ARRIVES, index, 0)
+                events.push(self.world, at_s, w.TASK_ARRIVES, index, -1)
+            if service.arrivals_s:
+                events.push(self.world, service.arrivals_s[0], w.TASK_ARRIVES, index, 0)
 
     @property
     def now_s(self) -> float:
@@ -50,192 +78,268 @@ class Plant:
         return float(self.world.clock[0])
 
     def run(self, until_s: float) -> None:
-        """Let time pass."""
+        """Let time pass. Raises IndexError where more is alive at once than the plant has room for (`Size`)."""
+        if until_s < self.now_s:
+            raise ValueError(f"time does not run backwards: it is {self.now_s} s, later than {until_s} s")
         while run.run(self.world, until_s, self._finished):
             replica, mark = int(self.world.event_what[0, 1]), int(self.world.event_what[0, 2])
             events.pop(self.world)
             if self.world.replicas[replica]["life"] == mark:
                 self._live(replica)
 
+    def settle(self) -> None:
+        """Bring every counter up to now: engines that take many steps as one event have counted none of them yet."""
+        for replica in range(len(self.world.replicas)):
+            engine.settle(self.world, replica, False)
+
     def members(self, pool: str) -> list[int]:
         """The places of a pool's replicas, taken or not."""
-        row = self._rows[pool]
-        return [int(i) for i in np.flatnonzero(self.world.replicas["pool"] == row)]
+        return [int(i) for i in np.flatnonzero(self.world.replicas["pool"] == self._row(pool))]
+
+    def places(self, pool: str, *, node: int | None = None, zone: int | None = None) -> list[int]:
+        """The places of a pool that are on a node, or in a zone."""
+        spec, chosen = self.pools[self._row(pool)], []
+        for number, place in enumerate(self.members(pool)):
+            at = number % max(spec.nodes, spec.zones)
+            if (node is None or at == node) and (zone is None or at % spec.zones == zone):
+                chosen.append(place)
+        return chosen
 
     def count(self, pool: str, *states: int) -> int:
         """How many replicas of a pool are in one of the states."""
-        return sum(int(self.world.replicas[i]["state"]) in states for i in self.members(pool))
+        return sum(self._state(i) in states for i in self.members(pool))
+
+    def wanted(self, pool: str) -> int:
+        """How many replicas a pool was last told to have."""
+        return self._wanted[pool]
+
+    def gpu_s(self, pool: str) -> float:
+        """GPU-seconds that a pool has held until now; starting and sleeping replicas hold theirs."""
+        rows = self.world.replicas[self.members(pool)]
+        holding = ~np.isin(rows["state"], WITHOUT_GPUS)
+        held_s = rows["held_s"].sum() + (self.now_s - rows["held_since_s"][holding]).sum()
+        return float(held_s) * self.pools[self._row(pool)].hardware.gpus
 
     # ------------------------------------------------------------------------------------------------------ knobs
 
     def scale(self, pool: str, replicas: int) -> None:
-        """Kubernetes `/scale`: start what is missing; drain the newest of what is too many."""
+        """Kubernetes `/scale`: start what is missing; of what is too many end those not ready, then the newest."""
+        self._row(pool)
         self._wanted[pool] = replicas
-        spec = self.pools[self._rows[pool]]
-        replicas = min(replicas, spec.replicas_max)
-        alive = [i for i in self.members(pool) if self.world.replicas[i]["state"] not in {w.GONE, w.DRAINING}]
-        for index in sorted(alive, key=self._age, reverse=True)[: max(len(alive) - replicas, 0)]:
-            self._enter(index, w.DRAINING if self.world.replicas[index]["state"] == w.READY else w.GONE)
-        free = [i for i in self.members(pool) if self.world.replicas[i]["state"] == w.GONE]
-        for index in free[: max(replicas - len(alive), 0)]:
-            self._enter(index, w.SCHEDULING)
+        self._reconcile(pool)
 
     def set_weight(self, pool: str, weight: float) -> None:
         """HTTPRoute backendRefs weight, or Envoy's weighted clusters."""
-        self.world.pools[self._rows[pool]]["weight"] = weight
+        if not 0.0 <= weight < np.inf:
+            raise ValueError(f"{pool}: a weight is zero or more, not {weight}")
+        self.world.pools[self._row(pool)]["weight"] = weight
 
     def limit(self, service: int, klass: int, stage: int, attempt: int, rate: float, *, final: bool = False) -> None:
         """A local rate limit: calls/s of one class, stage and attempt, in buckets of one second; negative is none.
 
-        final: its 429 says `x-should-retry: false`, and the client believes it.
+        final: its 429 says `x-should-retry: false`, and the client believes it. A new limit begins with a full bucket;
+        the same limit again is no change.
         """
         bucket = self.world.buckets[service, klass, stage, attempt]
+        if (float(bucket["rate"]), int(bucket["final"])) == (rate, int(final)):
+            return
         bucket["rate"], bucket["depth"], bucket["final"] = rate, max(rate, 1.0), int(final)
         bucket["level"], bucket["at_s"] = max(rate, 1.0), self.now_s
 
-    def sleep(self, replica: int) -> None:
-        """Call vLLM's `/sleep?level=1` on a replica without calls (drained first)."""
-        if self.world.replicas[replica]["state"] == w.READY and self._idle(replica):
-            self._enter(replica, w.ASLEEP)
+    def sleep(self, replica: int, level: int = 1) -> None:
+        """Drain a replica and call vLLM's `/sleep`: level 1 keeps the weights in host memory, level 2 drops them."""
+        if self._state(replica) == w.READY:
+            self._sleeps[replica] = (level, 0.0)
+            self._drain(replica, w.ASLEEP)
 
     def wake(self, replica: int) -> None:
         """Call vLLM's `/wake_up`: its weights return to the GPU, its cache is empty."""
-        if self.world.replicas[replica]["state"] == w.ASLEEP:
+        if self._state(replica) == w.ASLEEP:
             self._enter(replica, w.WAKING)
+
+    def warm(self, replica: int, profile: int) -> None:
+        """Send a replica a profile's system prompt and ask for one token: it is cached, at the cost of its prefill."""
+        row = self.world.replicas[replica]
+        room = int(row["waiting"]) < self.world.queues.shape[1]
+        if self._state(replica) == w.READY and room and self.profiles[profile].system_tokens > 0:
+            service = int(self.world.pools[int(row["pool"])]["service"])
+            clients.warm(self.world, service, profile, replica)
+
+    def roll(self, pool: str) -> None:
+        """Roll out a new build: one ready replica after another is drained and replaced by one with an empty cache."""
+        ready = [i for i in self.members(pool) if self._state(i) == w.READY]
+        self._to_roll[pool] = [int(self.world.replicas[i]["born"]) for i in ready]
+        self._roll_on(pool)
 
     # ------------------------------------------------------------------------------------------------------ faults
 
-    def crash(self, replica: int, *, restart: bool = True) -> None:
-        """A replica dies at once: its calls are lost, its cache is gone; Kubernetes starts it again, or can't."""
-        self._enter(replica, w.SCHEDULING if restart else w.GONE)
+    def crash(self, replica: int) -> None:
+        """A replica's process dies at once: its calls are lost, its cache is gone; its container starts again."""
+        state = self._state(replica)
+        if state in {w.LOADING, w.COMPILING, w.READY, w.ASLEEP, w.WAKING}:
+            self._enter(replica, w.LOADING)
+        elif state == w.DRAINING:
+            self._enter(replica, w.GONE)
+            self._follow_up(replica)
+
+    def lose(self, places: Iterable[int]) -> None:
+        """Places and what runs there are lost at once (a node, a zone, a pool: see `places`) until `restore`."""
+        lost = sorted(places)
+        self._lost.update(lost)
+        for place in lost:
+            if self._state(place) not in WITHOUT_GPUS:
+                self._enter(place, w.GONE)
+        for pool in self._pools_of(lost):
+            self._reconcile(pool)
+
+    def restore(self, places: Iterable[int]) -> None:
+        """Lost places can be used again: replicas that waited for them start, from nothing."""
+        restored = sorted(places)
+        self._lost.difference_update(restored)
+        for pool in self._pools_of(restored):
+            self._reconcile(pool)
+
+    def block(self, pool: str, places: int) -> None:
+        """So many of a pool's free places are taken by somebody else (0: none): starts that need them must wait."""
+        self._row(pool)
+        self._blocked[pool] = places
+        self._reconcile(pool)
 
     def flush(self, replica: int) -> None:
-        """The prefix cache is reset (a new build, `/reset_prefix_cache`)."""
+        """The prefix cache is reset (`/reset_prefix_cache`); blocks that running requests use stay."""
         cache.flush(self.world, replica)
 
     def throttle(self, replica: int, factor: float) -> None:
-        """Its steps take `factor` times as long from now on (heat, a bad link)."""
+        """Its steps take `factor` times as long from the next one on (heat, a bad link)."""
+        engine.settle(self.world, replica, True)
         self.world.replicas[replica]["slow"] = factor
 
     # ------------------------------------------------------------------------------------------------ life of replicas
 
-    def _age(self, replica: int) -> float:
-        return float(self.world.replicas[replica]["started_s"])
+    def _row(self, pool: str) -> int:
+        if pool not in self._rows:
+            raise ValueError(f"there is no pool {pool}; there are: {', '.join(self._rows)}")
+        return self._rows[pool]
 
-    def _idle(self, replica: int) -> bool:
+    def _state(self, replica: int) -> int:
+        return int(self.world.replicas[replica]["state"])
+
+    def _pools_of(self, places: list[int]) -> list[str]:
+        rows = {int(self.world.replicas[place]["pool"]) for place in places}
+        return [self.pools[row].name for row in sorted(rows)]
+
+    def _leaves(self, replica: int) -> bool:
+        return self._state(replica) == w.DRAINING and self._after_drain[replica] == w.GONE
+
+    def _order_of_removal(self, replica: int) -> tuple[bool, float, int]:
         row = self.world.replicas[replica]
-        return int(row["running"]) + int(row["waiting"]) == 0
+        return int(row["state"]) == w.READY, -float(row["started_s"]), -replica
+
+    def _reconcile(self, pool: str) -> None:
+        """Make and end replicas until there are as many as wanted, as far as places go."""
+        members, wanted = self.members(pool), min(self._wanted[pool], self.pools[self._row(pool)].replicas_max)
+        alive = [i for i in members if self._state(i) != w.GONE and not self._leaves(i)]
+        for index in sorted(alive, key=self._order_of_removal)[: max(len(alive) - wanted, 0)]:
+            if self._state(index) in {w.READY, w.DRAINING}:
+                self._drain(index, w.GONE)
+            else:
+                self._enter(index, w.GONE)
+        placed = [i for i in members if self._state(i) not in WITHOUT_GPUS and not self._leaves(i)]
+        waiting = [i for i in members if self._state(i) == w.UNSCHEDULABLE]
+        free = [i for i in members if self._state(i) == w.GONE]
+        usable = [i for i in (*waiting, *free) if i not in self._lost]
+        missing = max(wanted - len(placed), 0)
+        starts = usable[: min(missing, max(len(usable) - self._blocked[pool], 0))]
+        without = missing - len(starts)
+        keep = [i for i in (*waiting, *free) if i not in starts][:without]
+        for index in waiting:
+            if index not in starts and index not in keep:
+                self._enter(index, w.GONE)
+        for index in starts:
+            self._enter(index, w.SCHEDULING)
+        for index in keep:
+            if self._state(index) == w.GONE:
+                self._enter(index, w.UNSCHEDULABLE)
+
+    def _drain(self, replica: int, then: int) -> None:
+        row = self.world.replicas[replica]
+        self._after_drain[replica] = then
+        if int(row["state"]) != w.DRAINING:
+            self._enter(replica, w.DRAINING)
+        if int(row["running"]) + int(row["waiting"]) == 0:
+            events.push(self.world, self.now_s, w.LIFE, replica, int(row["life"]))
+
+    def _roll_on(self, pool: str) -> None:
+        """Drain the next replica of a roll-out, once all others are there again."""
+        queue = self._to_roll[pool]
+        if not queue or self.count(pool, w.DRAINING, w.WAKING, *STARTING):
+            return
+        ready = {int(self.world.replicas[i]["born"]): i for i in self.members(pool) if self._state(i) == w.READY}
+        while queue:
+            born = queue.pop(0)
+            if born in ready:
+                self._drain(ready[born], w.GONE)
+                self._reconcile(pool)
+                return
 
     def _enter(self, replica: int, state: int) -> None:
         """Change a replica's state, with all that belongs to it."""
         row = self.world.replicas[replica]
         before = int(row["state"])
-        starts = self.pools[int(row["pool"])].starts
+        self.changes.append(Change(self.now_s, replica, before, state))
         row["state"], row["life"] = state, events.serial(self.world)
         if state not in {w.READY, w.DRAINING}:
-            row["stepping"] = 0
             run.lose_all(self.world, replica)
             cache.flush(self.world, replica)
-        if state == w.GONE:
-            row["held_s"] += self.now_s - float(row["held_since_s"]) if before != w.GONE else 0.0
-        elif before == w.GONE:
-            row["held_since_s"] = row["started_s"] = self.now_s
-        wait_s = {
+        if before in WITHOUT_GPUS and state not in WITHOUT_GPUS:
+            row["held_since_s"] = self.now_s
+        elif before not in WITHOUT_GPUS and state in WITHOUT_GPUS:
+            row["held_s"] += self.now_s - float(row["held_since_s"])
+        if before == w.GONE:
+            row["started_s"], row["born"], row["restarts"] = self.now_s, int(row["life"]), 0
+        if state == w.LOADING:
+            row["restarts"] += int(before != w.PULLING)
+            self._new_process(replica)
+        if state == w.ASLEEP:
+            self._sleeps[replica] = (self._sleeps[replica][0], self.now_s)
+        wait_s = self._wait_s(replica, state)
+        if wait_s is not None:
+            events.push(self.world, self.now_s + wait_s, w.LIFE, replica, int(row["life"]))
+
+    def _wait_s(self, replica: int, state: int) -> float | None:
+        """How long a state lasts; None where something else ends it."""
+        starts = self.pools[int(self.world.replicas[replica]["pool"])].starts
+        if state == w.WAKING:
+            level, since_s = self._sleeps[replica]
+            falling_asleep_s = max(since_s + starts.sleep_s - self.now_s, 0.0)
+            return falling_asleep_s + (starts.wake_s if level == 1 else starts.load_s)
+        return {
             w.SCHEDULING: starts.schedule_s,
             w.PULLING: starts.pull_s,
             w.LOADING: starts.load_s,
             w.COMPILING: starts.compile_s,
-            w.WAKING: starts.wake_s,
-            w.DRAINING: 1.0,
+            w.DRAINING: starts.drain_s,
         }.get(state)
-        if wait_s is not None:
-            events.push(self.world, self.now_s + wait_s, w.LIFE, replica, int(row["life"]))
-        if state == w.READY:
-            engine.schedule(self.world, replica)
+
+    def _new_process(self, replica: int) -> None:
+        world, row = self.world, self.world.replicas[replica]
+        row["process_s"] = self.now_s
+        for name in COUNTERS:
+            self.past[replica][name] += row[name]
+            row[name] = 0.0
+        for name in ("shown_running", "shown_waiting", "shown_kv"):
+            row[name] = 0.0
+        for counts in (world.ttft_counts, world.itl_counts, world.e2e_counts, world.queue_counts):
+            counts[replica] = 0.0
 
     def _live(self, replica: int) -> None:
-        state = int(self.world.replicas[replica]["state"])
-        if state == w.DRAINING:
-            self._enter(replica, w.GONE)
-        elif state == w.WAKING:
-            self._enter(replica, w.READY)
-        else:
-            self._enter(replica, NEXT[state])
+        """A state has lasted its time, or a draining replica has nothing left to do."""
+        state = self._state(replica)
+        self._enter(replica, self._after_drain[replica] if state == w.DRAINING else NEXT[state])
+        self._follow_up(replica)
 
-
-def _allocate(services: tuple[ServiceOf, ...], pools: tuple[PoolOf, ...], seed: int, size: Size) -> World:
-    profiles = services[0].profiles
-    places = sum(pool.replicas_max for pool in pools)
-    classes = max(len(service.classes) for service in services)
-    bins = max(len(service.tasks_per_s) for service in services)
-    seats = max(pool.engine.max_seqs for pool in pools)
-    world = World(
-        pools=np.zeros(len(pools), w.POOL),
-        replicas=np.zeros(places, w.REPLICA),
-        calls=np.zeros(size.calls, w.CALL),
-        tasks=np.zeros(size.tasks, w.TASK),
-        chains=np.zeros(size.chains, w.CHAIN),
-        services=np.zeros(len(services), w.SERVICE),
-        profiles=np.zeros(len(profiles), w.PROFILE),
-        buckets=np.zeros((len(services), classes, 2, 2), w.BUCKET),
-        counts=np.zeros((len(services), classes, 2, 2), w.COUNTS),
-        tallies=np.zeros((len(services), classes, len(profiles)), w.TALLY),
-        class_share=np.zeros((len(services), classes)),
-        rates=np.zeros((len(services), bins)),
-        queues=np.zeros((places, QUEUE_PLACES), np.int32),
-        running=np.zeros((places, seats), np.int32),
-        systems=np.full((places, len(profiles)), -1, np.int32),
-        ttft_counts=np.zeros((places, len(w.TTFT_BOUNDS) + 1)),
-        itl_counts=np.zeros((places, len(w.ITL_BOUNDS) + 1)),
-        e2e_counts=np.zeros((places, len(w.REQUEST_BOUNDS) + 1)),
-        queue_counts=np.zeros((places, len(w.REQUEST_BOUNDS) + 1)),
-        free_calls=np.arange(size.calls, dtype=np.int32),
-        free_tasks=np.arange(size.tasks, dtype=np.int32),
-        free_chains=np.arange(size.chains, dtype=np.int32),
-        free_left=np.array([size.calls, size.tasks, size.chains]),
-        event_at=np.zeros(size.events),
-        event_what=np.zeros((size.events, 3), np.int64),
-        event_order=np.zeros(size.events, np.int64),
-        numbers=np.zeros(3, np.int64),
-        clock=np.zeros(1),
-        random=chance.seeded(seed),
-    )
-    world.buckets["rate"] = -1.0
-    world.replicas["slow"] = 1.0
-    world.replicas["oldest"] = world.replicas["newest"] = -1
-    world.chains["replica"] = world.tasks["chains"] = world.tasks["call"] = -1
-    _fill(world, services, pools)
-    return world
-
-
-def _fill(world: World, services: tuple[ServiceOf, ...], pools: tuple[PoolOf, ...]) -> None:
-    place = 0
-    owners = [index for index, service in enumerate(services) for _ in service.pools]
-    for index, pool in enumerate(pools):
-        e, h = pool.engine, pool.hardware
-        kv_bytes = 2 * e.layers * e.kv_heads_size * e.kv_bytes_per_element
-        row = world.pools[index]
-        row["service"], row["gpus"], row["weight"] = owners[index], h.gpus, pool.weight
-        row["max_seqs"], row["token_budget"], row["max_queued"] = e.max_seqs, e.token_budget, e.max_queued
-        row["block_tokens"], row["by_priority"], row["max_parallel"] = e.block_tokens, e.by_priority, pool.max_parallel
-        row["kv_blocks"] = int((h.memory_bytes - e.weight_bytes) / (kv_bytes * e.block_tokens))
-        row["flop_per_token"], row["flop_per_pair"] = 2 * e.parameters, 4 * e.layers * e.hidden
-        row["flop_per_s"], row["bytes_per_s"] = h.flop_per_s, h.bytes_per_s
-        row["weight_bytes"], row["kv_bytes"] = e.weight_bytes, kv_bytes
-        row["overhead_s"], row["per_seq_s"], row["noise"] = e.overhead_s, e.per_sequence_s, e.noise
-        world.replicas["pool"][place : place + pool.replicas_max] = index
-        place += pool.replicas_max
-    for index, service in enumerate(services):
-        row, c = world.services[index], service.clients
-        row["affinity"], row["spill_waiting"] = service.affinity, service.spill_waiting
-        row["sticky_weights"], row["slo_ttft_s"] = service.sticky_weights, service.slo_ttft_s
-        row["ttft_timeout_s"], row["total_timeout_s"] = c.ttft_timeout_s, c.total_timeout_s
-        row["retries"], row["backoff_s"] = c.retries, c.backoff_s
-        row["resubmit_share"], row["resubmit_after_s"] = c.resubmit_share, c.resubmit_after_s
-        row["rate_bin_s"] = service.bin_s
-        world.class_share[index, : len(service.classes)] = service.classes
-        world.rates[index] = np.resize(service.tasks_per_s, world.rates.shape[1])
-    for index, profile in enumerate(services[0].profiles):
-        row = world.profiles[index]
-        for name in w.PROFILE.names or ():
-            row[name] = getattr(profile, name)
+    def _follow_up(self, replica: int) -> None:
+        pool = self.pools[int(self.world.replicas[replica]["pool"])].name
+        if self._state(replica) == w.GONE:
+            self._reconcile(pool)
+        self._roll_on(pool)

@@ -35,7 +35,7 @@ def run(world: World, until_s: float, finished: Places) -> bool:
         elif kind == CLIENT_SENDS:
             clients.wake(world, index, mark)
         elif kind == TASK_ARRIVES:
-            clients.arrive(world, index)
+            clients.arrive(world, index, mark)
         elif kind == TTFT_TIMEOUT:
             clients.time_out(world, index, mark, True)
         elif kind == TOTAL_TIMEOUT:
@@ -56,8 +56,10 @@ def _step_ends(world: World, replica: int, mark: int, finished: Places) -> None:
 
 @compiled
 def lose_all(world: World, replica: int) -> None:
-    """Every call of a replica is lost, running ones first."""
+    """Every call of a replica is lost, running ones first; what its engine did until now counts."""
     home = world.replicas[replica]
+    engine.settle(world, replica, False)
+    home.stepping = 0
     while home.running > 0:
         clients.lose(world, world.running[replica, home.running - 1])
     while home.waiting > 0:

@@ -47,7 +47,10 @@ class Engine:
 
 @dataclass(frozen=True, slots=True)
 class Starts:
-    """How long each part of a start takes, in seconds; wake_s for a replica that sleeps at level 1."""
+    """How long each part of a start takes, in seconds; drain_s: how long a replica may finish what it has.
+
+    wake_s: from sleep level 1 (weights in host memory); from level 2 the weights are loaded again, which takes load_s.
+    """
 
     schedule_s: float = 5.0
     pull_s: float = 30.0
@@ -60,7 +63,10 @@ class Starts:
 
 @dataclass(frozen=True, slots=True)
 class PoolOf:
-    """A pool: replicas now and at most, and where they run (nodes and zones are dealt round robin)."""
+    """A pool: replicas now and at most, and where they run.
+
+    The place of replica i is on node i modulo the nodes, which is in the zone of that number modulo the zones.
+    """
 
     name: str
     hardware: Hardware
@@ -71,6 +77,7 @@ class PoolOf:
     weight: float = 1.0
     max_parallel: int = -1
     zones: int = 1
+    nodes: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,12 +108,16 @@ RESEARCH = Profile("research", 0.1, 3000, 50.0, 0.7, 400, 800.0, 1.0, 300.0, 0.7
 
 @dataclass(frozen=True, slots=True)
 class Clients:
-    """How callers behave. Timeouts in seconds (the first-token one varies by 20 % from call to call)."""
+    """How callers behave. Timeouts in seconds (the first-token one varies by 20 % from call to call).
+
+    heeds_retry_after: they wait as long as a `Retry-After` of at most a minute says, instead of their backoff.
+    """
 
     ttft_timeout_s: float = 15.0
     total_timeout_s: float = 180.0
     retries: int = 2
     backoff_s: float = 1.0
+    heeds_retry_after: bool = False
     resubmit_share: float = 0.0
     resubmit_after_s: float = 30.0
 
@@ -115,13 +126,16 @@ class Clients:
 class ServiceOf:
     """A service: its pools, its traffic, how the gateway routes it, and the TTFT that counts as good.
 
-    tasks_per_s: the rate in each bin of `bin_s` seconds; the bins repeat. classes: shares of the tenant classes.
+    tasks_per_s: the rate in each bin of `bin_s` seconds; the bins repeat. arrivals_s: times, in order, at which tasks
+    arrive besides (a trace). classes: shares of the tenant classes, the most important first. retry_after_s: what the
+    gateway's 429 says in `Retry-After`, 0 for nothing.
     """
 
     name: str
     pools: tuple[PoolOf, ...]
     tasks_per_s: tuple[float, ...]
     bin_s: float = 60.0
+    arrivals_s: tuple[float, ...] = ()
     classes: tuple[float, ...] = (1.0,)
     profiles: tuple[Profile, ...] = (CHAT, COPILOT, RESEARCH)
     clients: Clients = field(default_factory=Clients)
@@ -129,10 +143,11 @@ class ServiceOf:
     spill_waiting: int = 8
     sticky_weights: bool = True
     slo_ttft_s: float = 2.0
+    retry_after_s: float = 0.0
 
 
 H100_X4 = Hardware(4, 3.6e15, 1.0e13, 2.9e11, 3.2)
 A100_X4 = Hardware(4, 0.56e15, 6.1e12, 2.9e11, 1.6)
 L40S_X4 = Hardware(4, 1.3e15, 2.6e12, 1.7e11, 1.05)
-"""H100 as above; A100-80GB: 4 * 312e12 (bf16 dense) * 0.45, 4 * 2.04e12 * 0.75; L40S: 4 * 733e12 (fp8 dense) * 0.45,
-4 * 864e9 * 0.75; memory is 0.9 of the cards'. Prices are list prices per GPU-hour of the order of 2026."""
+"""H100 SXM as above; A100-80GB: 4 * 312e12 (bf16 dense) * 0.45, 4 * 2.04e12 * 0.75; L40S: 4 * 733e12 (fp8 dense)
+* 0.45, 4 * 864e9 * 0.75; memory is 0.9 of the cards'. Prices are list prices per GPU-hour of the order of 2026."""

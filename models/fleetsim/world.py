@@ -29,6 +29,12 @@ FREE: Final = 0
 WAITING: Final = 1
 RUNNING: Final = 2
 
+# Task states. A failed task whose user will begin anew keeps its row; a warm-up is the controller's own request.
+NO_TASK: Final = 0
+LIVE: Final = 1
+TO_BEGIN_ANEW: Final = 2
+WARM_UP: Final = 3
+
 # Stages and attempts, as the gateway can tell them apart by headers.
 NEW: Final = 0
 CONTINUING: Final = 1
@@ -87,7 +93,8 @@ REPLICA = np.dtype(
         ("life", "i8"),
         ("stepping", "i4"),
         ("mark", "i8"),
-        ("jump", "i4"),
+        ("jump", "i4"),  # steps of the event under way that are still to be applied
+        ("settled", "i4"),  # those that are applied
         ("step_s", "f8"),
         ("running", "i4"),
         ("waiting", "i4"),
@@ -100,7 +107,10 @@ REPLICA = np.dtype(
         ("shown_running", "f8"),
         ("shown_waiting", "f8"),
         ("shown_kv", "f8"),
-        ("started_s", "f8"),
+        ("started_s", "f8"),  # its pod was made
+        ("process_s", "f8"),  # its process began: counters count from here
+        ("born", "i8"),  # the number of its pod
+        ("restarts", "i8"),
         ("prompt_tokens", "f8"),
         ("computed_tokens", "f8"),
         ("generated_tokens", "f8"),
@@ -109,6 +119,7 @@ REPLICA = np.dtype(
         ("preemptions", "f8"),
         ("steps", "f8"),
         ("step_tokens", "f8"),
+        ("prefill_tokens", "f8"),
         ("stopped", "f8"),
         ("rejected", "f8"),
         ("ttft_sum", "f8"),
@@ -134,6 +145,8 @@ CALL = np.dtype(
         ("target", "i4"),
         ("in_step", "i4"),
         ("own_blocks", "i4"),
+        ("system_held", "i4"),
+        ("prefilled", "i8"),
         ("chain", "i4"),
         ("uses_system", "i4"),
         ("preempted", "i4"),
@@ -142,6 +155,7 @@ CALL = np.dtype(
         ("sent_s", "f8"),
         ("admitted_s", "f8"),
         ("first_s", "f8"),
+        ("starved_s", "f8"),  # since when its next token waits, -1 while every step brings one
     ]
 )
 
@@ -192,16 +206,17 @@ SERVICE = np.dtype(
         ("retries", "i4"),
         ("backoff_s", "f8"),
         ("heeds_retry_after", "i4"),
+        ("retry_after_s", "f8"),
         ("resubmit_share", "f8"),
         ("resubmit_after_s", "f8"),
         ("rate_bin_s", "f8"),
+        ("bins", "i4"),
         ("slo_ttft_s", "f8"),
     ]
 )
 
 PROFILE = np.dtype(
     [
-        ("share", "f8"),
         ("system_tokens", "i4"),
         ("steps_mean", "f8"),
         ("steps_sigma", "f8"),
@@ -230,6 +245,7 @@ COUNTS = np.dtype(
         ("unroutable", "f8"),
         ("timed_out", "f8"),
         ("cut", "f8"),
+        ("lost", "f8"),
         ("finished", "f8"),
         ("in_slo", "f8"),
     ]
@@ -254,7 +270,7 @@ Shares = NDArray[np.float64]
 
 
 class World(NamedTuple):
-    """Everything that changes. Shapes: R replicas, Q queue places, S running places, P profiles, K classes."""
+    """Everything that changes. Shapes: R replicas, Q queue places, S running places, P profiles."""
 
     pools: Rows
     replicas: Rows
@@ -267,7 +283,9 @@ class World(NamedTuple):
     counts: Rows  # [service, class, stage, attempt]
     tallies: Rows  # [service, class, profile]
     class_share: NDArray[np.float64]  # [service, class]
-    rates: NDArray[np.float64]  # [service, bin] tasks/s; the bins repeat
+    profile_share: NDArray[np.float64]  # [service, profile]
+    rates: NDArray[np.float64]  # [service, bin] tasks/s; a service's bins repeat
+    traces: NDArray[np.float64]  # [service, n] times of arrival, inf after the last
     queues: NDArray[np.int32]  # [R, Q] calls, in order
     running: NDArray[np.int32]  # [R, S] calls, in order
     systems: NDArray[np.int32]  # [R, P] the chain of a profile's system prompt
@@ -289,8 +307,9 @@ class World(NamedTuple):
 
 EVENTS: Final = 0
 SERIAL: Final = 1
-DROPPED: Final = 2
-"""Places in `World.numbers`: events in the heap, the last serial number, tasks dropped for lack of room."""
+WARMED_PROMPT: Final = 2
+WARMED_OUTPUT: Final = 3
+"""Places in `World.numbers`: events in the heap, the last serial number, tokens that ended warm-ups took."""
 CALLS_LEFT: Final = 0
 TASKS_LEFT: Final = 1
 CHAINS_LEFT: Final = 2
