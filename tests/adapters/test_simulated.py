@@ -1,0 +1,93 @@
+"""The daemon's own loop on a simulated fleet: contract 12, and faults of the hands."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from controller import loop, replay
+from controller.adapters.codec import canonical_bytes
+from controller.adapters.journal import SqliteJournal, open_reader
+from controller.adapters.simulated import (
+    EPOCH_S,
+    ActionFault,
+    ActionFaultKind,
+    Faults,
+    SimulatedFleet,
+    loaded_policy_of,
+    policy_of,
+)
+from controller.errors import ActuationError
+from controller.metrics import Metrics
+from controller.policy_file import parse
+from controller.types import Known, Scale, Signal, TickRecord
+from models.fleetsim.plant import Plant
+from models.fleetsim.scenario import H100_X4, PoolOf, ServiceOf
+from models.fleetsim.world import GONE
+
+HOUR = (ServiceOf("assistant", (PoolOf("h100", H100_X4, 1, 8),), (0.2, 1.2, 2.4, 1.0, 0.3), bin_s=720.0),)
+
+
+def simulated(faults: Faults | None = None) -> SimulatedFleet:
+    return SimulatedFleet(Plant(HOUR, seed=11), policy_of(HOUR), faults=faults)
+
+
+def test_the_unmodified_loop_steers_an_hour_and_its_journal_replays(tmp_path: Path) -> None:
+    world, loaded = simulated(), loaded_policy_of(HOUR)
+    replicas: list[int] = []
+
+    def listen(record: TickRecord) -> None:
+        held = int((world.plant.world.replicas["state"] != GONE).sum())
+        replicas.append(held)
+        assert held * 4 <= loaded.policy.gpus["H100-SXM"].count
+        if record.decision.now_s >= EPOCH_S + 3600:
+            world.clock.stop()
+
+    with closing(SqliteJournal(tmp_path / "hour.db")) as journal:
+        ports = loop.Ports(world.clock, world, world.fleet, world, journal)
+        metrics = Metrics()
+        daemon = loop.Loop(ports, loaded, lambda _: world, metrics, loop.Shown(metrics, lambda _: ()))
+        daemon.run(listen=listen)
+    assert len(replicas) == 241
+    assert max(replicas) > replicas[0], "it followed the load up"
+    with closing(open_reader(tmp_path / "hour.db")) as records:
+        entries = [replay.Recorded(e.state_before, e.policy_text, e.record) for e in records.replayable()]
+        policy = lambda text: parse(text, "journal", telemetry_required=False).policy  # noqa: E731
+        replayed = list(replay.replay(entries, policy, canonical_bytes))
+    assert len(replayed) == len(replicas)
+    assert all(step.same for step in replayed)
+
+
+def test_the_same_seed_gives_the_same_samples() -> None:
+    assert simulated().read(EPOCH_S + 300, 60, 1) == simulated().read(EPOCH_S + 300, 60, 1)
+
+
+def test_rates_are_the_plants_own() -> None:
+    world = simulated()
+    world.advance(EPOCH_S + 240)
+    before = world.plant.world.ttft_counts.sum()
+    samples = world.read(EPOCH_S + 300, 60, 1).samples
+    rate = sum(sample.value for sample in samples if sample.signal is Signal.FIRST_TOKENS_PER_S)
+    # 60 s of 5 s scrapes hold 12 samples over 55 s, extrapolated to 60.
+    assert rate == pytest.approx((world.plant.world.ttft_counts.sum() - before) / 60, rel=0.25)
+
+
+@pytest.mark.parametrize(("kind", "at_once", "later"), [("late", 1, 3), ("twice", 3, 3), ("lost", 1, 1)])
+def test_an_action_is_late_twice_or_lost(kind: str, at_once: int, later: int) -> None:
+    world = simulated(Faults(actions=(ActionFault(ActionFaultKind(kind), 0, 100),)))
+    world.clock.sleep_until(EPOCH_S + 10)
+    world.perform(Scale("h100", 1, 3), 1)
+    assert world.cluster()[0].wanted == Known(float(at_once), 0.0)
+    world.clock.sleep_until(EPOCH_S + 60)
+    assert world.cluster()[0].wanted == Known(float(later), 0.0)
+
+
+@pytest.mark.parametrize(("kind", "unknown", "wanted"), [("refused", False, 1.0), ("timed out", True, 3.0)])
+def test_an_api_refuses_or_leaves_it_open(kind: str, unknown: bool, wanted: float) -> None:
+    world = simulated(Faults(actions=(ActionFault(ActionFaultKind(kind), 0, 100),)))
+    with pytest.raises(ActuationError) as raised:
+        world.perform(Scale("h100", 1, 3), 1)
+    assert raised.value.outcome_unknown is unknown
+    assert world.cluster()[0].wanted == Known(wanted, 0.0)

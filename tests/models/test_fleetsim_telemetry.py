@@ -1,0 +1,134 @@
+"""What the plant exposes, held to what a real vLLM exposes and to what the plant itself counts."""
+
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from models.fleetsim.plant import Plant
+from models.fleetsim.scenario import H100_X4, PoolOf, ServiceOf
+from models.fleetsim.telemetry import Exporters, FaultKind, FaultyExporters, Kind, Page, TelemetryFault, text
+
+REAL = Path(__file__).parents[1] / "data" / "vllm_cpu" / "metrics" / "03_after.prom"
+OURS = {"engine", "model_name", "le", "finished_reason", "sleep_state", "reason", "block_size", "num_gpu_blocks"}
+
+
+def plant(rate: float = 0.5, replicas: int = 2) -> Plant:
+    return Plant((ServiceOf("assistant", (PoolOf("h100", H100_X4, replicas, 4),), (rate,)),), seed=7)
+
+
+def named(pages: tuple[Page, ...], name: str) -> Page:
+    return next(page for page in pages if page.name == name)
+
+
+def value(page: Page, name: str, **labels: str) -> float:
+    found = [row.value for row in page.rows or () if row.name == name and labels.items() <= dict(row.labels).items()]
+    assert len(found) == 1, (name, found)
+    return found[0]
+
+
+def test_engine_series_have_the_names_types_labels_and_buckets_of_a_real_vllm() -> None:
+    real = REAL.read_text()
+    kinds = dict(re.findall(r"^# TYPE (\S+) (\S+)$", real, re.M))
+    heads = {re.match(r"[^{ ]+", line)[0] for line in real.splitlines() if line and line[0] != "#"}
+    fleet = plant()
+    fleet.run(30)
+    page = named(Exporters(fleet).pages(), "h100-0")
+    for row in page.rows or ():
+        assert row.name in heads
+        assert {name for name, _ in row.labels} <= OURS
+    for family, kind in re.findall(r"^# TYPE (\S+) (\S+)$", text(page), re.M):
+        assert kinds[family] == kind, family
+    for family in ("time_to_first_token_seconds", "inter_token_latency_seconds", "e2e_request_latency_seconds"):
+        bounds = {dict(row.labels)["le"] for row in page.rows or () if row.name == f"vllm:{family}_bucket"}
+        assert bounds == set(re.findall(rf'^vllm:{family}_bucket{{.*le="([^"]+)"', real, re.M))
+
+
+def test_counters_are_those_of_the_plant_and_buckets_are_cumulative() -> None:
+    fleet = plant()
+    exporters = Exporters(fleet)
+    exporters.pages()
+    fleet.run(200)
+    pages = exporters.pages()
+    first = sum(value(named(pages, f"h100-{i}"), "vllm:time_to_first_token_seconds_count") for i in range(2))
+    assert first == fleet.world.ttft_counts.sum() > 0
+    generated = sum(value(named(pages, f"h100-{i}"), "vllm:generation_tokens_total") for i in range(2))
+    assert generated == fleet.world.replicas["generated_tokens"].sum()
+    reached = [
+        r.value for r in named(pages, "h100-0").rows or () if r.name == "vllm:inter_token_latency_seconds_bucket"
+    ]
+    assert np.all(np.diff(reached) >= 0)
+    counts = fleet.world.counts[0]
+    assert value(named(pages, "gateway"), "envoy_cluster_upstream_rq_total") == counts["admitted"].sum()
+
+
+def test_reading_more_often_changes_nothing_that_happens() -> None:
+    seldom, often = plant(), plant()
+    exporters = Exporters(often)
+    for at_s in range(1, 121):
+        often.run(at_s)
+        exporters.pages()
+    seldom.run(120)
+    page = named(Exporters(seldom).pages(), "h100-0")
+    assert value(page, "vllm:iteration_tokens_total_count") == value(
+        named(exporters.pages(), "h100-0"), "vllm:iteration_tokens_total_count"
+    )
+    assert seldom.world.tallies.tobytes() == often.world.tallies.tobytes()
+
+
+def test_a_crashed_replica_has_no_page_and_its_next_process_counts_from_zero() -> None:
+    fleet = plant()
+    exporters = Exporters(fleet, 1e9)
+    fleet.run(100)
+    page = named(exporters.pages(), "h100-0")
+    before, steps = (
+        value(page, f"{name}") for name in ("process_start_time_seconds", "vllm:iteration_tokens_total_count")
+    )
+    fleet.crash(0)
+    assert named(exporters.pages(), "h100-0").rows is None
+    fleet.run(100 + 121)
+    page = named(exporters.pages(), "h100-0")
+    assert value(page, "vllm:iteration_tokens_total_count") < steps
+    assert value(page, "process_start_time_seconds") > before
+    fleet.scale("h100", 0)
+    fleet.run(300)
+    assert all(page.name != "h100-1" for page in exporters.pages())
+
+
+def test_gpu_values_are_repeated_for_30_s_and_follow_the_work() -> None:
+    fleet = plant(rate=1.0)
+    exporters = Exporters(fleet)
+    active = []
+    for at_s in (5, 31, 45, 61):
+        fleet.run(at_s)
+        dcgm = named(exporters.pages(), "dcgm")
+        active.append(value(dcgm, "DCGM_FI_PROF_DRAM_ACTIVE", exported_pod="h100-0", gpu="0"))
+    assert active[0] == 0.0
+    assert active[1] == active[2] != active[3]
+    assert 0.0 < active[3] <= 1.0
+
+
+@pytest.mark.parametrize("kind", list(FaultKind))
+def test_faults_last_from_their_start_to_their_end(kind: FaultKind) -> None:
+    fleet = plant()
+    faulty = FaultyExporters(Exporters(fleet), fleet, (TelemetryFault(kind, 20, 40, ("h100-0",)),))
+    fleet.run(10)
+    good = named(faulty.pages(), "h100-0")
+    fleet.run(30)
+    during = [page for page in faulty.pages() if page.name == "h100-0"]
+    match kind:
+        case FaultKind.PARTIAL:
+            assert not during
+        case FaultKind.GAP:
+            assert during[0].rows is None
+        case FaultKind.NAN:
+            assert all(math.isnan(row.value) for row in during[0].rows or ())
+        case FaultKind.STALE:
+            assert during[0] == good
+    fleet.run(40)
+    assert named(faulty.pages(), "h100-0") != good
+    assert all(page.kind is not Kind.REPLICA or page.rows for page in faulty.pages())
