@@ -62,11 +62,16 @@ def run(
     host: Annotated[str | None, typer.Option(help="Address to listen on [default: 127.0.0.1].")] = None,
     port: Annotated[int | None, typer.Option(help="Port to listen on, 0 for a free one [default: 9099].")] = None,
     log_format: Annotated[str | None, typer.Option(help="console or json [default: console].")] = None,
+    forget_missing: Annotated[
+        bool, typer.Option("--forget-missing", help="Replicas that are missing now were removed for good.")
+    ] = False,
 ) -> None:
     """The daemon: observe, decide, explain and record, every interval, until SIGTERM. SIGHUP reloads the policy."""
     from controller import commands
 
-    commands.run(policy=policy, journal=journal, host=host, port=port, log_format=log_format)
+    commands.run(
+        forget_missing=forget_missing, policy=policy, journal=journal, host=host, port=port, log_format=log_format
+    )
 
 
 @app.command(short_help="One tick: what is observed, what should be done, and why.")

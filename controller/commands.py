@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 import tempfile
+import threading
 from datetime import datetime
 from pathlib import Path
 
@@ -50,7 +51,7 @@ YEAR_10000_S = 253_402_300_800.0
 out = _Console(width=None if sys.stdout.isatty() else 100, highlight=False, markup=True)
 
 
-def run(**flags: object) -> None:
+def run(*, forget_missing: bool, **flags: object) -> None:
     """Observe, decide, explain and record, every interval, until SIGTERM; SIGHUP looks at the policy file at once."""
     process = settings.load(**flags)
     logs.configure(process.log_format, process.log_level)
@@ -71,7 +72,12 @@ def run(**flags: object) -> None:
         logs.started(process, loaded, server.port)
         daemon = loop.Loop(ports, loaded, _telemetry, metrics, shown, process.tick_deadline_s)
         signal.signal(signal.SIGHUP, lambda *_: daemon.post(lambda: daemon.reload(watch)))
-        daemon.run(watch, records.prune)
+        daemon.run(watch, records.prune, forget_missing=forget_missing)
+    if any(not thread.daemon for thread in threading.enumerate() if thread is not threading.main_thread()):
+        # A thread that a broken server holds would keep the process from ending; everything is written by now.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
 
 
 def recommend(policy: Path | None, at: str | None, pool: str | None, *, as_json: bool) -> None:
@@ -152,11 +158,13 @@ def replay_journal(journal: Path, *, as_json: bool) -> bool:
         total, differing = _replay(records, quiet=as_json)
     if as_json:
         _print_json({"replayed": total, "differing_ticks": differing})
+    elif not total:
+        _say(f"{journal} holds no tick that could be replayed.")
     elif differing:
         _say(f"{len(differing)} of {total} ticks decide differently now, the first is tick {differing[0]}.")
     else:
         _say(f"{total} ticks replayed; every decision is the recorded one, byte for byte.")
-    return not differing
+    return bool(total) and not differing
 
 
 def init(prometheus: str, output: Path | None, at: str | None) -> None:

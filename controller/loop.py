@@ -77,11 +77,23 @@ def tick(
 
 
 def decide(
-    ports: Ports, policy: LoadedPolicy, state: ControllerState, outcomes: tuple[Outcome, ...], deadline_s: float
+    ports: Ports,
+    policy: LoadedPolicy,
+    state: ControllerState,
+    outcomes: tuple[Outcome, ...],
+    deadline_s: float,
+    *,
+    forget_missing: bool = False,
 ) -> tuple[ControllerState, TickRecord]:
-    """Observe, step, record; raises JournalError where it could not be recorded (then nothing may be done)."""
+    """Observe, step, record; raises JournalError where it could not be recorded (then nothing may be done).
+
+    forget_missing: observe as if no replica had been seen before, so that those that are missing are gone for good.
+    """
     now_s = ports.clock.now_s()
-    observation = observe_world(ports, policy.policy, state, now_s, deadline_s)
+    remembered = state
+    if forget_missing:
+        remembered = replace(state, pools=tuple(replace(pool, replicas=()) for pool in state.pools))
+    observation = observe_world(ports, policy.policy, remembered, now_s, deadline_s)
     observation = replace(observation, outcomes=outcomes)
     state, decision = step(policy.policy, state, observation)
     record = TickRecord(observation, decision, policy.sha256)
@@ -234,6 +246,7 @@ class Loop:
         self._state = ControllerState()
         self._outcomes: tuple[Outcome, ...] = ()
         self._waiting: LoadedPolicy | None = None
+        self._forget_missing = False
         self._alarms: frozenset[tuple[AlarmKind, str]] = frozenset()
         self._inbox: deque[Callable[[], None]] = deque()
 
@@ -242,8 +255,14 @@ class Loop:
         watch: PolicyWatch | None = None,
         prune: Callable[[], None] | None = None,
         listen: Callable[[TickRecord], None] | None = None,
+        *,
+        forget_missing: bool = False,
     ) -> None:
-        """Tick at every interval until the clock is stopped; `listen` hears of every tick that succeeded."""
+        """Tick at every interval until the clock is stopped; `listen` hears of every tick that succeeded.
+
+        forget_missing: replicas that are missing at the first tick are gone for good.
+        """
+        self._forget_missing = forget_missing
         if self._ports.journal is not None:
             self._state, self._outcomes = resume(self._ports.journal, self._ports.clock.now_s())
         self._shown.governed()
@@ -280,7 +299,15 @@ class Loop:
     def _tick_safely(self) -> TickRecord | None:
         started_s = time.monotonic()
         try:
-            self._state, record = decide(self._ports, self._policy, self._state, self._outcomes, self._deadline_s)
+            self._state, record = decide(
+                self._ports,
+                self._policy,
+                self._state,
+                self._outcomes,
+                self._deadline_s,
+                forget_missing=self._forget_missing,
+            )
+            self._forget_missing = False
             # The tick is recorded: its state is the one to go on from, whatever happens to the rest of it.
             self._outcomes = ()
             record = carry_out(self._ports, self._policy.policy, record)

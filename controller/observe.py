@@ -5,9 +5,10 @@ Telemetry of engines lies in known ways, and this is where it is caught:
 - A gauge freezes when its engine stops stepping. A replica with running or waiting requests and no engine step in
   the whole window is HUNG; one whose sleep state says so is ASLEEP (its queue then hangs uncounted). Neither counts
   as serving, and their gauges are STALE.
-- A dead replica has no series, it does not read zero. A replica seen before and not now is DOWN until it is forgotten
-  (`FORGET_S`), or BLIND where it was the source that failed to answer. Where a scale-in of that many replicas stands,
-  their disappearance is what was asked for: they are gone.
+- A dead replica has no series, it does not read zero. A replica seen before and not now is DOWN, or BLIND where it was
+  the source that failed to answer. A scrape job that was lost looks the same as pods that were removed, so time alone
+  removes nothing: a replica is gone where a scale-in of that many stands (it is what was asked for), where a new one
+  took its place, or where a person says so (`trimtab run --forget-missing`).
 - Quantiles and ratios of an idle engine are NAN, while its rates are an honest zero.
 - Instant queries return values up to five minutes old; the heartbeat signal carries the true age. DCGM values are
   another 30 s older than their scrape.
@@ -31,7 +32,7 @@ from controller.gpus import observe_gpus
 from controller.histogram import Histogram, histogram, merge, quantile, share_within
 from controller.policy import FleetPolicy, SloPolicy
 from controller.pools import no_fleet
-from controller.replicas import Raw, Reader, collect, judge, names_of, ratio, rounded
+from controller.replicas import REPLACED_S, Raw, Reader, collect, judge, names_of, ratio, rounded
 from controller.types import (
     ControllerState,
     GpuObservation,
@@ -42,6 +43,7 @@ from controller.types import (
     PoolFleet,
     PoolObservation,
     Reading,
+    ReplicaMemory,
     ReplicaObservation,
     ReplicaState,
     Sample,
@@ -50,9 +52,6 @@ from controller.types import (
     Snapshot,
     Standing,
 )
-
-FORGET_S = 600.0
-"""How long a replica that vanished without a trace counts as DOWN (no cluster tells us that it was removed)."""
 
 _GPU = {signal for signal in Signal if signal.value.startswith("gpu_")}
 _OF_SERVICES = {signal for signal in Signal if signal.value.startswith(("gateway_", "tasks_"))}
@@ -79,11 +78,13 @@ def build(
     slos = {pool: service.slo for service in policy.services.values() for pool in service.pools}
     pools = []
     for name in policy.pools:
-        known = {memory.name: now_s - memory.last_seen_s for memory in remembered.get(name, ())}
+        memories = remembered.get(name, ())
+        known = {memory.name: now_s - memory.last_seen_s for memory in memories}
         seen = raw.get(name, {})
-        recent = {replica for replica, unseen_s in known.items() if unseen_s <= FORGET_S}
+        recent = set(known)
         if not (snapshot.failed or snapshot.holes):
             recent -= _removed(standing.get(name), recent - seen.keys())
+            recent -= _replaced(memories, seen, now_s)
         replicas = tuple(
             Reader(replica, seen.get(replica), known.get(replica), snapshot, policy).observe()
             for replica in sorted({*seen, *recent})
@@ -96,6 +97,21 @@ def build(
         )
     services = tuple(_service(name, policy, snapshot, others) for name in policy.services)
     return Observation(round(now_s, 3), policy.telemetry.window_s, tuple(pools), services, tuple(holes))
+
+
+def _replaced(memories: Iterable[ReplicaMemory], seen: Mapping[str, Raw], now_s: float) -> set[str]:
+    """Replicas that vanished more than `REPLACED_S` ago and were each followed by a new one, as in a roll-out."""
+    alive = {name for name, raw in seen.items() if Signal.HEARTBEAT_AGE_S in raw.values}
+    newcomers = sorted(m.first_seen_s for m in memories if m.name in alive and m.first_seen_s > 0)
+    gone = set()
+    for memory in sorted((m for m in memories if m.name not in seen), key=lambda m: m.last_seen_s):
+        if now_s - memory.last_seen_s <= REPLACED_S:
+            continue
+        successor = next((s for s in newcomers if s > memory.last_seen_s - REPLACED_S), None)
+        if successor is not None:
+            newcomers.remove(successor)
+            gone.add(memory.name)
+    return gone
 
 
 def _removed(standing: Standing | None, vanished: set[str]) -> set[str]:

@@ -14,6 +14,9 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 from controller.freeze import openings
 from controller.types import ActionKind, Mode
 
+Seconds = Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False)]
+"""At most a day: longer times are a slip of the keyboard, and clocks do not reach them."""
+
 Share = Annotated[float, Field(ge=0, le=1)]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -32,7 +35,7 @@ class PrometheusSource(Strict):
 
     url: str
     flavour: Literal["prometheus", "thanos", "mimir", "victoriametrics"] = "prometheus"
-    timeout_s: Positive = 10
+    timeout_s: Seconds = 10
     bearer_token_file: str | None = None
     username: str | None = None
     password_file: str | None = None
@@ -54,7 +57,7 @@ class ScrapeSource(Strict):
     """Metrics endpoints read directly, without a Prometheus."""
 
     targets: list[ScrapeTarget] = Field(min_length=1)
-    timeout_s: Annotated[float, Field(ge=2, allow_inf_nan=False)] = 5
+    timeout_s: Annotated[float, Field(ge=2, le=86_400, allow_inf_nan=False)] = 5
 
 
 class LabelNames(Strict):
@@ -78,9 +81,9 @@ class TelemetryPolicy(Strict):
     scrape: ScrapeSource | None = None
     labels: LabelNames = LabelNames()
     tasks: TaskSource = TaskSource()
-    interval_s: Positive = 15
-    window_s: Positive = 60
-    fresh_s: Positive = 60
+    interval_s: Annotated[float, Field(ge=0.1, le=86_400, allow_inf_nan=False)] = 15
+    window_s: Seconds = 60
+    fresh_s: Seconds = 60
 
 
 class GpuPolicy(Strict):
@@ -113,7 +116,7 @@ class CornerTarget(Strict):
 class ClientPolicy(Strict):
     """How the service's clients behave."""
 
-    timeout_s: Positive = 60
+    timeout_s: Seconds = 60
     retries: Count = 2
 
 
@@ -188,8 +191,8 @@ class ReplicaLimits(Strict):
 class StartTimes(Strict):
     """Prior lead times from deciding to serving, in seconds; measured from then on."""
 
-    cold_s: Positive = 240
-    wake_s: Positive = 6
+    cold_s: Seconds = 240
+    wake_s: Seconds = 6
 
 
 class PoolPolicy(Strict):

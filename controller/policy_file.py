@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import stat
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -122,7 +124,10 @@ class PolicyWatch:
 
 def _bytes(path: Path) -> bytes:
     try:
-        with path.open("rb") as file:
+        # Without O_NONBLOCK a pipe in the file's place would hold the loop up until somebody writes to it.
+        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise PolicyError(f"{path}: this is no file; name the policy file.")
             content = file.read(MAX_BYTES + 1)
     except FileNotFoundError as error:
         raise PolicyError(

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from math import isfinite, isnan
 
 from controller.policy import FleetPolicy
+from controller.reasons import span
 from controller.types import (
     ControllerState,
     Hole,
@@ -223,7 +224,8 @@ class Reader:
             return ReplicaState.BLIND, "the telemetry source did not answer"
         if self.unseen_s is None:
             return ReplicaState.BLIND, "it is scraped (up = 1) and exposes none of its engine's series"
-        return ReplicaState.DOWN, f"its series vanished {self.unseen_s:.0f} s ago"
+        gone = "; if it was removed, restart with --forget-missing" if self.unseen_s > REPLACED_S else ""
+        return ReplicaState.DOWN, f"its series vanished {span(self.unseen_s)} ago{gone}"
 
     def _speaking(self, values: Mapping[Signal, float]) -> tuple[ReplicaState, str]:
         """The state of a replica whose engine's series are fresh."""
@@ -239,6 +241,10 @@ class Reader:
                 return ReplicaState.HUNG, f"{' and '.join(held)} and no engine step in {window_s:g} s"
         return ReplicaState.SERVING, ""
 
+
+REPLACED_S = 600.0
+"""How long after a replica vanished its successor must be there for it to be forgotten, and how much earlier that
+may have come."""
 
 HANGING_CONNECTIONS = 3.0
 """An engine that stopped between two calls froze its gauges at zero. What still moves is its API server, which goes on

@@ -247,9 +247,11 @@ def _remember(
     there = {replica.name for replica in observation.replicas}
     # A clock that was set back must not make a replica immortal: nothing was seen later than now.
     last = {m.name: min(m.last_seen_s, now_s) for m in memories if m.name in there}
+    first = {m.name: m.first_seen_s for m in memories}
+    since_s = now_s if memories else 0.0
     missing = {ReplicaState.DOWN, ReplicaState.BLIND}
     last.update({replica.name: now_s for replica in observation.replicas if replica.state not in missing})
-    return tuple(ReplicaMemory(name, at_s) for name, at_s in sorted(last.items()))
+    return tuple(ReplicaMemory(name, at_s, first.get(name, since_s)) for name, at_s in sorted(last.items()))
 
 
 def _current(observation: PoolObservation) -> int:

@@ -461,10 +461,14 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaMemory:
-    """A replica that was seen, and when its telemetry was last fresh."""
+    """A replica that was seen: when its telemetry was last fresh, and since when it has been known.
+
+    first_seen_s is 0 for replicas that were there when the pool was first observed.
+    """
 
     name: str
     last_seen_s: float
+    first_seen_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

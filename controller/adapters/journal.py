@@ -16,6 +16,7 @@ the file's end back to the file system. The write-ahead log beside it takes abou
 from __future__ import annotations
 
 import json
+import os
 import sqlite3
 import threading
 from collections.abc import Iterator
@@ -216,6 +217,7 @@ class SqliteJournal(JournalReader):
         self._writer = WriterLock(path)
         try:
             super().__init__(connect_writer(path), path)
+            self._inode = os.stat(path).st_ino
         except BaseException:
             self._writer.release()
             raise
@@ -230,6 +232,11 @@ class SqliteJournal(JournalReader):
             raise JournalError(f"{self._path}: tick {tick} comes with the state after tick {state.tick}; this is a bug")
         observation, decision = OBSERVATIONS.encode(record.observation), DECISIONS.encode(record.decision)
         after = STATES.encode(state)
+        if not self._still_there():
+            raise JournalError(
+                f"{self._path}: the file was removed or replaced under the daemon; what is written now would be lost. "
+                "Restart the daemon (it begins a new journal where there is none)"
+            )
         with self._transaction():
             newest = self._db.execute("SELECT tick FROM checkpoint").fetchone()
             if newest is not None and tick <= newest[0]:
@@ -244,6 +251,12 @@ class SqliteJournal(JournalReader):
             self._db.execute("INSERT OR REPLACE INTO checkpoint VALUES (1, ?, ?, ?)", (tick, number, after))
         if snapshot:
             self._snapshot_tick = tick
+
+    def _still_there(self) -> bool:
+        try:
+            return os.stat(self._path).st_ino == self._inode
+        except OSError:
+            return False
 
     def finish(self, tick: int, outcomes: tuple[Outcome, ...]) -> None:
         """Write the outcomes of a tick that was appended, in place of those it has. Raises JournalError."""

@@ -31,6 +31,7 @@ from controller.policy import FleetPolicy, PrometheusSource
 from controller.types import Labels, Level, Sample, Signal, Snapshot, SourceHole
 
 WORKERS = 8
+STUCK_MAX = 8 * WORKERS
 """Queries at a time: well below Prometheus's default limit of 20, which others use as well."""
 
 LONGEST_BYTES = 8192
@@ -88,16 +89,18 @@ class PrometheusTelemetry:
         self._flavour = source.flavour
         self._api = PrometheusApi(source)
         self._workers = ThreadPoolExecutor(WORKERS, "prometheus")
+        self._stuck: list[Future[Answer]] = []
 
     def read(self, at_s: float, window_s: float, deadline_s: float) -> Snapshot:
         """Every signal at `at_s` (Unix s), rates over `window_s`; back within `deadline_s`, with what came by then."""
         deadline_at_s = time.monotonic() + deadline_s
+        self._replace_stuck_workers()
         futures = [
             self._workers.submit(self._api.query, question.expression(window_s), at_s, deadline_at_s)
             for question in self._questions
         ]
         # The requests watch the deadline themselves; waiting as well covers what knows no timeout (name resolution).
-        wait(futures, timeout=max(deadline_at_s - time.monotonic(), 0.0))
+        self._stuck += wait(futures, timeout=max(deadline_at_s - time.monotonic(), 0.0)).not_done
         samples: list[Sample] = []
         complaints: list[tuple[str, Signal]] = []
         failed: list[Signal] = []
@@ -114,6 +117,16 @@ class PrometheusTelemetry:
             if result.partial:
                 failed.append(signal)
         return Snapshot(tuple(samples), self._holes(complaints), tuple(failed))
+
+    def _replace_stuck_workers(self) -> None:
+        """New workers where the old ones are held by a server that drips its headers (no timeout ends that).
+
+        They end when the server lets go of them; more than STUCK_MAX of them at once are not left behind.
+        """
+        self._stuck = [future for future in self._stuck if future.running()]
+        if WORKERS <= len(self._stuck) < STUCK_MAX:
+            self._workers.shutdown(wait=False, cancel_futures=True)
+            self._workers = ThreadPoolExecutor(WORKERS, "prometheus")
 
     def expressions(self, window_s: float) -> tuple[tuple[Signal, str], ...]:
         """The PromQL of each signal."""

@@ -476,3 +476,13 @@ def test_closing_twice_is_closing_once(tmp_path: Path) -> None:
     journal.close()
     journal.close()
     SqliteJournal(tmp_path / "j.db").close()
+
+
+def test_a_file_that_was_removed_under_the_daemon_is_noticed(tmp_path: Path) -> None:
+    path = tmp_path / "j.db"
+    with SqliteJournal(path) as journal:
+        first, second = ticks(1, 1, 2)
+        journal.append(first.record, POLICY_TEXT, first.after)
+        path.unlink()
+        with pytest.raises(JournalError, match="removed or replaced"):
+            journal.append(second.record, POLICY_TEXT, second.after)

@@ -19,6 +19,7 @@ from controller.metrics import Metrics
 from controller.policy_file import LoadedPolicy, PolicyWatch, load, parse
 from controller.ports import Journal, Telemetry
 from controller.replay import Recorded, replay
+from controller.step import step
 from controller.types import (
     Action,
     AlarmKind,
@@ -26,6 +27,8 @@ from controller.types import (
     Hole,
     Outcome,
     PoolFleet,
+    PoolState,
+    ReplicaMemory,
     Signal,
     Snapshot,
     SourceHole,
@@ -548,3 +551,17 @@ def test_a_stopped_clock_ends_the_run(tape, policy) -> None:
     clock = ticking(tape, 100)
     clock.scenes[5] = clock.stop
     assert len(daemon(Ports(clock, tape), policy).run()) == 5
+
+
+def test_what_is_missing_is_gone_when_a_person_says_so(tape: RecordingTelemetry, policy: LoadedPolicy) -> None:
+    memory = PoolState(
+        "tiny-cpu", replicas=(ReplicaMemory("vllm-0", tape.start_s), ReplicaMemory("vllm-9", tape.start_s))
+    )
+    state = ControllerState(tick=1, now_s=tape.start_s, pools=(memory,))
+    ports = loop.Ports(VirtualClock(tape.start_s + 60), tape)
+    _, kept = loop.decide(ports, policy, state, (), 10)
+    assert "vllm-9" in {replica.name for replica in kept.observation.pools[0].replicas}
+    after, record = loop.decide(ports, policy, state, (), 10, forget_missing=True)
+    assert "vllm-9" not in {replica.name for replica in record.observation.pools[0].replicas}
+    assert "vllm-9" not in {replica.name for replica in after.pools[0].replicas}
+    assert step(policy.policy, state, record.observation)[0] == after, "a replay needs the observation alone"

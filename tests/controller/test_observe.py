@@ -179,14 +179,23 @@ def test_a_failed_query_makes_replicas_blind_not_down() -> None:
     assert [r.state for r in pool.replicas] == [ReplicaState.DOWN]
 
 
-def test_a_vanished_replica_is_forgotten_after_ten_minutes() -> None:
-    state = ControllerState(pools=(PoolState("a", replicas=(ReplicaMemory("p", 100.0),)),))
-    assert build(Snapshot(()), 700, state).replicas
-    assert not build(Snapshot(()), 701, state).replicas
-
-
 LABELS = (("instance", "p:8000"), ("job", "vllm"), ("pod", "p"), ("pool", "a"))
 ALIVE = (Sample(Signal.HEARTBEAT_AGE_S, LABELS, 1.0), Sample(Signal.FIRST_TOKENS_PER_S, LABELS, 2.0))
+
+
+def test_time_alone_removes_no_replica() -> None:
+    state = ControllerState(pools=(PoolState("a", replicas=(ReplicaMemory("q", 100.0), ReplicaMemory("p", 90_000.0))),))
+    pool = build(Snapshot(ALIVE), 90_000, state)
+    assert [(r.name, r.state) for r in pool.replicas] == [("p", ReplicaState.SERVING), ("q", ReplicaState.DOWN)]
+    assert "--forget-missing" in pool.replicas[1].detail
+
+
+def test_a_replica_that_another_one_replaced_is_gone_after_ten_minutes() -> None:
+    state = ControllerState(
+        pools=(PoolState("a", replicas=(ReplicaMemory("old", 1000.0), ReplicaMemory("p", 1590.0, 950.0))),)
+    )
+    assert len(build(Snapshot(ALIVE), 1600, state).replicas) == 2
+    assert [r.name for r in build(Snapshot(ALIVE), 1601, state).replicas] == ["p"]
 
 
 @pytest.mark.parametrize("value", [nan, inf, -inf, -1.0])

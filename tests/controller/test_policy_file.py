@@ -203,3 +203,9 @@ def test_three_shares_of_one_whole_are_accepted(one: float, two: float) -> None:
     shares = {"latency": low, "throughput": high - low, "cost": 1 - high}
     policy = parse(changed(("target: agents", f"target: {json.dumps(shares)}")), "fleet.yaml").policy
     assert policy.services["assistant"].target == CornerTarget(**shares)
+
+
+def test_a_pipe_in_the_files_place_is_refused_and_holds_nothing_up(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fleet.yaml")
+    with pytest.raises(PolicyError, match=r"fleet\.yaml: this is no file"):
+        load(tmp_path / "fleet.yaml")
