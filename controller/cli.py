@@ -161,6 +161,40 @@ def demo(
     _answer(yes=commands.play_demo(journal))
 
 
+@app.command(short_help="A simulated fleet in real time, for a Prometheus to scrape.")
+def simulate(
+    *,
+    serve: Annotated[bool, typer.Option("--serve", help="Serve the fleet's metrics endpoints (the only form yet).")],
+    speed: Annotated[
+        float, typer.Option(help="Virtual seconds per second; rates seen by Prometheus grow with it.")
+    ] = 1.0,
+    port: Annotated[int, typer.Option(help="Port to listen on, 0 for a free one.")] = 9100,
+    file_sd: Annotated[
+        Path | None, typer.Option("--file-sd", help="Keep the targets in this .json file, for Prometheus's file_sd.")
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Another seed, other calls.")] = 0,
+    seconds: Annotated[
+        float | None, typer.Option(min=0, help="Stop after so many seconds [default: at SIGTERM].")
+    ] = None,
+    policy_out: Annotated[
+        Path | None, typer.Option("--policy-out", help="Write the fleet's policy here, for `trimtab run`.")
+    ] = None,
+    prometheus: Annotated[
+        str, typer.Option("--prometheus", help="The URL of the Prometheus that will scrape, for that policy.")
+    ] = "http://127.0.0.1:9090",
+) -> None:
+    """A simulated fleet in real time: vLLM, DCGM, gateway and task metrics over HTTP, for a Prometheus to scrape.
+
+    Prints the scrape configuration, then serves until SIGTERM.
+    """
+    from controller import commands
+
+    del serve
+    commands.simulate(
+        commands.Serving(speed, port, file_sd, seed, seconds), policy_out=policy_out, prometheus=prometheus
+    )
+
+
 def _answer(*, yes: bool) -> None:
     if not yes:
         raise typer.Exit(1)

@@ -7,11 +7,13 @@ What is wrong outside is raised as a TrimtabError, which controller.cli turns in
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
 import sys
 import tempfile
 import threading
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
@@ -183,21 +185,48 @@ def init(prometheus: str, output: Path | None, at: str | None) -> None:
     if output is None:
         sys.stdout.write(text)
         return
-    try:
-        with output.open("x", encoding="utf-8") as file:
-            file.write(text)
-    except FileExistsError as error:
-        raise _exists(output, "--output") from error
-    except OSError as error:
-        raise TrimtabError(
-            f"{output} can't be written ({error.strerror}); name a file in a folder that is there and writable."
-        ) from error
+    _create(output, text, "--output")
     _say(f"{output} written; look through its comments, then say: trimtab check {output}")
 
 
 def schema() -> None:
     """The JSON Schema of the policy file."""
     sys.stdout.write(schema_text())
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """How a simulated fleet is served: see the options of `trimtab simulate`."""
+
+    speed: float
+    port: int
+    file_sd: Path | None
+    seed: int
+    seconds: float | None
+
+
+def simulate(serving: Serving, *, policy_out: Path | None, prometheus: str) -> None:
+    """A simulated fleet's metrics endpoints, until SIGTERM or for so many seconds."""
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    if policy_out is not None and os.path.lexists(policy_out):
+        raise _exists(policy_out, "--policy-out")
+    # The simulator compiles itself, which takes a minute the first time and is not for the other commands to wait for.
+    sys.stderr.write("trimtab: preparing the simulated fleet (the first time this takes a minute or two)\n")
+    from controller import simulate as simulated  # noqa: PLC0415
+    from models.fleetsim.plant import Plant  # noqa: PLC0415
+
+    plant = Plant(simulated.SCENARIO, serving.seed)
+    with contextlib.closing(simulated.Simulation(plant, speed=serving.speed, port=serving.port)) as simulation:
+        if serving.file_sd is not None:
+            simulated.write_targets(serving.file_sd, simulation.targets())
+        if policy_out is not None:
+            _create(policy_out, simulated.policy_for(simulated.SCENARIO, prometheus).text, "--policy-out")
+        sys.stdout.write(simulated.scrape_config(simulation.targets(), serving.file_sd))
+        sys.stdout.flush()
+        sys.stderr.write(f"trimtab: serving {len(simulation.targets())} targets on http://{simulation.address}/\n")
+        simulation.run(stop, math.inf if serving.seconds is None else serving.seconds, serving.file_sd)
 
 
 def play_demo(journal: Path | None) -> bool:
@@ -313,6 +342,18 @@ def _replay(records: JournalReader, *, quiet: bool) -> tuple[int, list[int]]:
         if not replayed.same:
             differing.append(replayed.record.decision.tick)
     return total, differing
+
+
+def _create(path: Path, text: str, option: str) -> None:
+    try:
+        with path.open("x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError as error:
+        raise _exists(path, option) from error
+    except OSError as error:
+        raise TrimtabError(
+            f"{path} can't be written ({error.strerror}); name a file in a folder that is there and writable."
+        ) from error
 
 
 def _exists(path: Path, option: str) -> TrimtabError:

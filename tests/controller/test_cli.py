@@ -31,7 +31,7 @@ from controller.adapters.journal import DECISIONS, SqliteJournal, open_reader
 from controller.cli import main
 from controller.policy_file import parse
 
-COMMANDS = ("run", "recommend", "check", "explain", "replay", "init", "schema", "demo")
+COMMANDS = ("run", "recommend", "check", "explain", "replay", "init", "schema", "demo", "simulate")
 BUSY_S, IDLE_S, HUNG_S = "1796077425", "1796077355", "1796077603"
 TRIMTAB = (sys.executable, "-m", "controller")
 
