@@ -11,7 +11,7 @@ or timed out, which leaves open whether it happened (here it did).
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import assert_never
 
@@ -79,6 +79,15 @@ class Faults:
 
 
 @dataclass(frozen=True, slots=True)
+class LateFailure:
+    """An action that was accepted and then, when it was due (virtual s), could not be done."""
+
+    at_s: float
+    action: Action
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class _Pending:
     due_s: float
     action: Action
@@ -107,9 +116,9 @@ class SimulatedFleet:
         self._history_s = max(LOOKBACK_S, policy.telemetry.window_s)
         self._scrape_s = scrape_s
         self._scrapes = 0
-        self._wanted = {pool.name: pool.replicas for pool in plant.pools}
         self._seen: dict[str, tuple[tuple[str, str], ...]] = {}
         self._pending: list[_Pending] = []
+        self.late_failures: list[LateFailure] = []
         self._lock = threading.RLock()
 
     # -------------------------------------------------------------------------------------------------- telemetry
@@ -152,7 +161,11 @@ class SimulatedFleet:
         due = [pending for pending in self._pending if pending.due_s <= now_s]
         self._pending = [pending for pending in self._pending if pending.due_s > now_s]
         for pending in due:
-            self._apply(pending.action)
+            try:
+                self._apply(pending.action)
+            except ActuationError as error:
+                # The API has answered long ago: whoever asked cannot be told, and time goes on.
+                self.late_failures.append(LateFailure(now_s, pending.action, str(error)))
 
     def _scrape(self) -> None:
         at_s = EPOCH_S + self.plant.now_s
@@ -181,7 +194,7 @@ class SimulatedFleet:
             return tuple(
                 PoolFleet(
                     pool.name,
-                    wanted=Known(float(self._wanted[pool.name]), 0.0),
+                    wanted=Known(float(self.plant.wanted(pool.name)), 0.0),
                     ready=count(pool, w.READY),
                     starting=count(pool, *(state for state in STARTING if state != w.UNSCHEDULABLE)),
                     unschedulable=count(pool, w.UNSCHEDULABLE),
@@ -226,9 +239,16 @@ class SimulatedFleet:
             return "accepted"
 
     def _apply(self, action: Action) -> None:
+        try:
+            self._do(action)
+        except (ValueError, IndexError) as error:
+            raise ActuationError(
+                f"the simulated fleet cannot do {action}: {error}; look at the scenario's pools and classes"
+            ) from error
+
+    def _do(self, action: Action) -> None:
         match action:
             case Scale(pool, _, after):
-                self._wanted[pool] = after
                 self.plant.scale(pool, after)
             case ShiftWeights(_, _, after):
                 for weight in after:
@@ -241,8 +261,8 @@ class SimulatedFleet:
             case Wake(pool, replicas):
                 for index in self._places(pool, replicas):
                     self.plant.wake(index)
-            case WarmCache():
-                raise ActuationError("the plant offers no way to warm a cache; leave the kind `warm` out of mode act")
+            case WarmCache(pool, replica):
+                self._warm(pool, replica)
             case _:
                 assert_never(action)
 
@@ -254,6 +274,15 @@ class SimulatedFleet:
             self.plant.limit(
                 services.index(action.service), klass, STAGES.index(limit.stage), ATTEMPTS.index(limit.attempt), rate
             )
+
+    def _warm(self, pool: str, replica: str) -> None:
+        """Every profile of the pool's service: its system prompts are the hottest prefixes it has."""
+        service = next((s for s in self.plant.services if pool in (own.name for own in s.pools)), None)
+        if service is None:
+            raise ValueError(f"no service has a pool {pool}")
+        for index in self._places(pool, (replica,)):
+            for profile in service.profiles:
+                self.plant.warm(index, self.plant.profiles.index(replace(profile, share=0.0)))
 
     def _places(self, pool: str, replicas: tuple[str, ...]) -> list[int]:
         return [index for index in self.plant.members(pool) if self._names.pod(index) in replicas]

@@ -113,6 +113,10 @@ class Plant:
         """How many replicas a pool was last told to have."""
         return self._wanted[pool]
 
+    def sleep_level(self, replica: int) -> int:
+        """The level at which a replica sleeps, also while it wakes; 0 where it does not sleep."""
+        return self._sleeps[replica][0] if self._state(replica) in {w.ASLEEP, w.WAKING} else 0
+
     def gpu_s(self, pool: str) -> float:
         """GPU-seconds that a pool has held until now; starting and sleeping replicas hold theirs."""
         rows = self.world.replicas[self.members(pool)]

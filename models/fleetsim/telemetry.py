@@ -28,7 +28,7 @@ import numpy as np
 
 from models.fleetsim import engine
 from models.fleetsim import world as w
-from models.fleetsim.plant import STARTING, Plant
+from models.fleetsim.plant import STARTING, WITHOUT_GPUS, Plant
 
 Labels = tuple[tuple[str, str], ...]
 
@@ -100,6 +100,7 @@ class Exporters:
         self._processes: dict[int, _Process] = {}
         self._collected: dict[int, _Collected] = {}
         self._collected_s = -math.inf
+        self._first_pods = sum(pool.replicas for pool in plant.pools)
 
     def pages(self) -> tuple[Page, ...]:
         """Every target's page at this moment, replicas first."""
@@ -108,8 +109,9 @@ class Exporters:
             if self._state(index) == w.GONE:
                 del self._processes[index]
         pages = [self._replica_page(index) for index in replicas]
-        self._collect(replicas)
-        gpus = tuple(row for index in replicas for row in self._gpus(index))
+        holding = [index for index in replicas if self._state(index) not in WITHOUT_GPUS]
+        self._collect(holding)
+        gpus = tuple(row for index in holding for row in self._gpus(index))
         own = (("namespace", "monitoring"), ("pod", "dcgm-exporter"))
         return (
             *pages,
@@ -123,8 +125,9 @@ class Exporters:
         row = self._plant.world.replicas[replica]
         pool = self._plant.pools[int(row["pool"])].name
         place = self._plant.members(pool).index(replica)
-        born_s = int(row["started_s"])
-        return f"{pool}-{place}" if born_s == 0 else f"{pool}-{place}-{born_s}"
+        born = int(row["born"])
+        # The plant numbers the pods that it begins with first.
+        return f"{pool}-{place}" if born <= self._first_pods else f"{pool}-{place}-{born}"
 
     def _state(self, index: int) -> int:
         return int(self._plant.world.replicas[index]["state"])
@@ -164,13 +167,13 @@ class Exporters:
 
         yield Series("process_start_time_seconds", (), self._epoch_s + process.began_s)
         yield Series("process_open_fds", (), float(OPEN_FILES + int(row["running"]) + int(row["waiting"])))
-        asleep = self._state(index) in {w.ASLEEP, w.WAKING}
+        level = self._plant.sleep_level(index)
         yield one("num_requests_running", float(row["shown_running"]))
         yield one("num_requests_waiting", float(row["shown_waiting"]))
         yield one("kv_cache_usage_perc", float(row["shown_kv"]))
-        yield one("engine_sleep_state", float(not asleep), sleep_state="awake")
-        yield one("engine_sleep_state", float(asleep), sleep_state="weights_offloaded")
-        yield one("engine_sleep_state", 0.0, sleep_state="discard_all")
+        yield one("engine_sleep_state", float(level == 0), sleep_state="awake")
+        yield one("engine_sleep_state", float(level == 1), sleep_state="weights_offloaded")
+        yield one("engine_sleep_state", float(level == 2), sleep_state="discard_all")
         blocks, size = str(int(pool["kv_blocks"])), str(int(pool["block_tokens"]))
         yield one("cache_config_info", 1.0, block_size=size, num_gpu_blocks=blocks)
         yield one("prompt_tokens_total", total("prompt_tokens"))

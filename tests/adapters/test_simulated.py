@@ -22,12 +22,12 @@ from controller.adapters.simulated import (
 from controller.errors import ActuationError
 from controller.metrics import Metrics
 from controller.policy_file import parse
-from controller.types import Known, Scale, Signal, TickRecord
+from controller.types import Known, Scale, Signal, Sleep, TickRecord, WarmCache
 from models.fleetsim.plant import Plant
 from models.fleetsim.scenario import H100_X4, PoolOf, ServiceOf
-from models.fleetsim.world import GONE
+from models.fleetsim.world import ASLEEP, DRAINING, GONE
 
-HOUR = (ServiceOf("assistant", (PoolOf("h100", H100_X4, 1, 8),), (0.2, 1.2, 2.4, 1.0, 0.3), bin_s=720.0),)
+HOUR = (ServiceOf("assistant", (PoolOf("h100", H100_X4, 1, 8),), (0.2, 1.2, 2.4, 0.3, 0.1), bin_s=720.0),)
 
 
 def simulated(faults: Faults | None = None) -> SimulatedFleet:
@@ -35,7 +35,9 @@ def simulated(faults: Faults | None = None) -> SimulatedFleet:
 
 
 def test_the_unmodified_loop_steers_an_hour_and_its_journal_replays(tmp_path: Path) -> None:
-    world, loaded = simulated(), loaded_policy_of(HOUR)
+    world = simulated()
+    text = loaded_policy_of(HOUR).text + "limits: {scale_in_hold_s: 60}\n"
+    loaded = parse(text, "scenario.yaml", telemetry_required=False)
     replicas: list[int] = []
 
     def listen(record: TickRecord) -> None:
@@ -52,6 +54,7 @@ def test_the_unmodified_loop_steers_an_hour_and_its_journal_replays(tmp_path: Pa
         daemon.run(listen=listen)
     assert len(replicas) == 241
     assert max(replicas) > replicas[0], "it followed the load up"
+    assert replicas[-1] < max(replicas), "and down again"
     with closing(open_reader(tmp_path / "hour.db")) as records:
         entries = [replay.Recorded(e.state_before, e.policy_text, e.record) for e in records.replayable()]
         policy = lambda text: parse(text, "journal", telemetry_required=False).policy  # noqa: E731
@@ -91,3 +94,45 @@ def test_an_api_refuses_or_leaves_it_open(kind: str, unknown: bool, wanted: floa
         world.perform(Scale("h100", 1, 3), 1)
     assert raised.value.outcome_unknown is unknown
     assert world.cluster()[0].wanted == Known(wanted, 0.0)
+
+
+def test_a_late_action_that_cannot_be_done_is_kept_and_time_goes_on() -> None:
+    world = simulated(Faults(actions=(ActionFault(ActionFaultKind.LATE, 0, 100),)))
+    action = Scale("elsewhere", 1, 3)
+    assert world.perform(action, 1) == "accepted"
+    world.advance(EPOCH_S + 60)
+    assert world.plant.now_s == 60
+    (failure,) = world.late_failures
+    assert (failure.at_s, failure.action) == (30.0, action)
+    assert "no pool elsewhere" in failure.reason
+
+
+def test_an_action_that_cannot_be_done_is_refused_at_once() -> None:
+    with pytest.raises(ActuationError, match="no pool elsewhere"):
+        simulated().perform(Scale("elsewhere", 1, 3), 1)
+
+
+def test_sleep_drains_first() -> None:
+    world = simulated()
+    place = world.plant.world.replicas
+    while place[0]["running"] == 0:
+        world.clock.sleep_until(world.clock.now_s() + 1)
+        world.cluster()
+        assert world.plant.now_s < 600
+    world.perform(Sleep("h100", ("h100-0",)), 1)
+    assert place[0]["state"] == DRAINING
+    assert world.cluster()[0].draining == Known(1.0, 0.0)
+    world.clock.sleep_until(world.clock.now_s() + 125)
+    fleet = world.cluster()[0]
+    assert place[0]["state"] == ASLEEP
+    assert (fleet.draining, fleet.ready) == (Known(0.0, 0.0), Known(0.0, 0.0))
+
+
+def test_warming_a_replica_caches_the_system_prompts_of_its_service() -> None:
+    service = ServiceOf("assistant", (PoolOf("h100", H100_X4, 1, 1),), (0.0,))
+    world = SimulatedFleet(Plant((service,), seed=1), policy_of((service,)))
+    world.perform(WarmCache("h100", "h100-0"), 1)
+    world.advance(EPOCH_S + 30)
+    replica = world.plant.world.replicas[0]
+    assert replica["computed_tokens"] >= sum(profile.system_tokens for profile in service.profiles)
+    assert replica["kv_idle"] > 0

@@ -132,3 +132,53 @@ def test_faults_last_from_their_start_to_their_end(kind: FaultKind) -> None:
     fleet.run(40)
     assert named(faulty.pages(), "h100-0") != good
     assert all(page.kind is not Kind.REPLICA or page.rows for page in faulty.pages())
+
+
+@pytest.mark.parametrize(("level", "shown"), [(1, "weights_offloaded"), (2, "discard_all")])
+def test_the_level_of_sleep_is_shown_until_the_replica_is_awake(level: int, shown: str) -> None:
+    fleet = plant(rate=0.0)
+    exporters = Exporters(fleet)
+
+    def state() -> set[str]:
+        rows = named(exporters.pages(), "h100-0").rows or ()
+        return {dict(r.labels)["sleep_state"] for r in rows if r.name == "vllm:engine_sleep_state" and r.value == 1.0}
+
+    assert state() == {"awake"}
+    fleet.sleep(0, level)
+    fleet.run(10)
+    assert state() == {shown}
+    fleet.wake(0)
+    assert state() == {shown}
+    fleet.run(100)
+    assert state() == {"awake"}
+
+
+def test_a_replica_without_a_place_has_no_gpu_rows() -> None:
+    fleet = plant()
+    fleet.block("h100", 2)
+    fleet.scale("h100", 3)
+    fleet.run(40)
+    pages = Exporters(fleet).pages()
+    assert len([page for page in pages if page.kind is Kind.REPLICA]) == 3
+    pods = {dict(row.labels)["exported_pod"] for row in named(pages, "dcgm").rows or ()}
+    assert pods == {"h100-0", "h100-1"}
+
+
+def test_pods_have_names_of_their_own_over_deployments() -> None:
+    fleet = plant(rate=0.0)
+    exporters = Exporters(fleet)
+    names = [{page.name for page in exporters.pages() if page.kind is Kind.REPLICA}]
+    for _ in range(2):
+        fleet.roll("h100")
+        fleet.run(fleet.now_s + 600)
+        names.append({page.name for page in exporters.pages() if page.kind is Kind.REPLICA})
+    assert [len(each) for each in names] == [2, 2, 2]
+    assert len(set.union(*names)) == 6
+
+
+def test_a_pod_made_at_time_zero_is_not_taken_for_the_one_before_it() -> None:
+    fleet = plant(rate=0.0)
+    exporters = Exporters(fleet)
+    fleet.lose([0])
+    fleet.restore([0])
+    assert "h100-0" not in {page.name for page in exporters.pages()}
