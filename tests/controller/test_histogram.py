@@ -162,6 +162,8 @@ def test_the_share_below_a_quantile_is_its_level(whole, level) -> None:
     value, total = quantile(whole, level), whole.total
     if value is None or level * total > whole.cumulative[-2]:
         return  # beyond the last finite bound nothing is known
+    if total < 1e-300:
+        return  # half of the smallest float is no float: no share of such a total can be told
     assert share_within(whole, value) == pytest.approx(level, abs=1e-6)
 
 

@@ -89,7 +89,9 @@ def test_ramp_is_read_within_a_tenth_of_the_raw_counters(policy: Path, at_s: int
     assert states(replicas) == {"vllm-0": "serving", "vllm-1": "serving"}
     assert pool["offered_calls_per_s"]["value"] == pytest.approx(calls / WINDOW_S, rel=0.1)
     assert 0 < pool["ttft_s"]["value"] < 60
-    assert alarms(decision) == []
+    # The policy promises 1 s at the 95th percentile, and these engines are at their edge.
+    broken = pool["ttft_s"]["value"] > 1.0
+    assert alarms(decision) == ([("slo_broken", "tiny-cpu")] if broken else [])
 
 
 def test_burst_is_offered_though_it_waits(policy: Path) -> None:
