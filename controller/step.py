@@ -22,6 +22,7 @@ from math import isfinite
 
 from controller import guards, reasons, standing
 from controller.alarms import alarms
+from controller.followed import followed, pool_owner
 from controller.freeze import frozen_until
 from controller.guards import Context, Ledger, Proposal
 from controller.policy import FleetPolicy
@@ -51,9 +52,11 @@ from controller.types import (
     Status,
 )
 from models import capacity, cascade, demand, plan, triangle
+from models.demand import Quantity
 from models.types import (
     Capacity,
     Estimate,
+    Forecast,
     Load,
     Performance,
     Placement,
@@ -100,7 +103,8 @@ def step(policy: FleetPolicy, state: ControllerState, observation: Observation) 
     if not isfinite(now_s):
         blind = tuple(Hold(name, ActionKind.SCALE, "the observation has no valid time") for name in policy.pools)
         return replace(state, tick=tick), Decision(tick, now_s, (), (*blind, *_service_holds(policy)), (), ())
-    seen = _estimate_and_assess(policy, state, observation)
+    learnt = demand.observe(state.demand, now_s, followed(policy, observation))
+    seen = _estimate_and_assess(policy, state, observation, demand.Outlook(learnt))
     seen = _plan(policy, seen)
     ledger = _ledger(policy, seen)
     partial = f"{observation.holes[0].source}: {observation.holes[0].detail}" if observation.holes else None
@@ -140,13 +144,15 @@ def step(policy: FleetPolicy, state: ControllerState, observation: Observation) 
         alarms(observation, tuple((item.observation, item.slo) for item in seen), tuple(holds)),
         tuple(replace(item.assessment, standing=memories[item.pool.name].standing) for item in seen),
     )
-    return ControllerState(tick, now_s, tuple(memories[item.pool.name] for item in seen)), decision
+    return ControllerState(tick, now_s, tuple(memories[item.pool.name] for item in seen), learnt), decision
 
 
 # ------------------------------------------------------------------------------------------- estimate, forecast, assess
 
 
-def _estimate_and_assess(policy: FleetPolicy, state: ControllerState, observation: Observation) -> list[_Seen]:
+def _estimate_and_assess(
+    policy: FleetPolicy, state: ControllerState, observation: Observation, outlook: demand.Outlook
+) -> list[_Seen]:
     memories = {memory.name: memory for memory in reversed(state.pools)}
     observed = {pool.name: pool for pool in reversed(observation.pools)}
     service_of = {pool: service for service, entry in policy.services.items() for pool in entry.pools}
@@ -159,6 +165,9 @@ def _estimate_and_assess(policy: FleetPolicy, state: ControllerState, observatio
         service = service_of[name]
         pool, slo = model_pool(policy, name, service), model_slo(policy.services[service].slo)
         item = _assess(pool, slo, pool_observation, memory, observation.now_s)
+        better = outlook.forecast(demand.series(pool_owner(name), Quantity.CALLS), observation.now_s, pool.cold_start_s)
+        if better is not None and isinstance(item.assessment.forecast, Forecast):
+            item = replace(item, assessment=replace(item.assessment, forecast=better))
         if name not in observed:
             item = replace(item, memory=replace(item.memory, replicas=memory.replicas))
         seen.append(item)

@@ -14,6 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from models.forecast import Memory
 from models.types import Bin, Capacity, Estimate, Forecast, Load, Margin, Placement, Target, Unknown
 
 Labels = tuple[tuple[str, str], ...]
@@ -507,11 +508,15 @@ class PoolState:
 
 @dataclass(frozen=True, slots=True)
 class ControllerState:
-    """All the memory of the daemon. It is a value: written with every tick, read at the start."""
+    """All the memory of the daemon. It is a value: written with every tick, read at the start.
+
+    demand: what the forecaster learnt of every load that is followed.
+    """
 
     tick: int = 0
     now_s: float | None = None
     pools: tuple[PoolState, ...] = ()
+    demand: Memory | None = None
 
 
 class Status(StrEnum):

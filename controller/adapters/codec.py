@@ -23,6 +23,7 @@ a union member or enum value that is no more, makes the document `Undecodable`.
 
 from __future__ import annotations
 
+import base64
 import json
 import math
 import zlib
@@ -131,6 +132,23 @@ class _Scalars:
 
 
 @dataclass(frozen=True, slots=True)
+class _Bytes:
+    """Bytes, written in base 64."""
+
+    path: str
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        return (self.path,)
+
+    def write(self, values: Sequence[Any], sheet: _Sheet) -> None:
+        sheet.put([base64.b64encode(value).decode("ascii") for value in values])
+
+    def read(self, count: int, columns: _Columns) -> list[Any]:
+        return [base64.b64decode(text, validate=True) for text in columns.take(self.path, count)] if count else []
+
+
+@dataclass(frozen=True, slots=True)
 class _Tuples:
     """Tuples of any length of one kind of item: their lengths, and all their items."""
 
@@ -215,6 +233,8 @@ def _shape(hint: Any, path: str) -> _Shape:
         return _Scalars(path, None)
     if len(members) > 1:
         return _unions(members, path)
+    if hint is bytes:
+        return _Bytes(path)
     if isinstance(hint, type) and issubclass(hint, StrEnum):
         return _Scalars(path, hint)
     if get_origin(hint) is tuple and get_args(hint)[1:] == (Ellipsis,):
@@ -240,7 +260,7 @@ def _unions(members: tuple[Any, ...], path: str) -> _Unions:
 
 
 class Codec(Generic[T]):
-    """Encodes instances of one dataclass made of dataclasses, tuples, unions of these, StrEnums and scalars."""
+    """Encodes instances of one dataclass made of dataclasses, tuples, unions of these, StrEnums, bytes and scalars."""
 
     def __init__(self, kind: type[T]) -> None:
         self._kind = kind
@@ -277,6 +297,8 @@ def to_json(value: object) -> object:
             return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
         case None | bool() | int() | float() | str():
             return value
+        case bytes():
+            return base64.b64encode(value).decode("ascii")
         case tuple() | list():
             return [to_json(item) for item in value]
         case _ if is_dataclass(value) and not isinstance(value, type):

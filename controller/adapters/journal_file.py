@@ -22,7 +22,7 @@ from pathlib import Path
 from controller.errors import JournalError
 
 APPLICATION_ID = int.from_bytes(b"TRMT", "big")
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 BUSY_S = 5.0
 """How long to wait for another process's short lock (a reader that recovers the log, a checkpoint)."""
 
@@ -33,7 +33,11 @@ WAL_PAGES = 256
 RENAME = "name another file with TRIMTAB_JOURNAL"
 ELSEWHERE = f"or {RENAME}"
 
-SCHEMA = """
+MEMORIES = "CREATE TABLE memories (tick INTEGER PRIMARY KEY, rows BLOB NOT NULL) STRICT;"
+"""What version 2 has more than version 1."""
+
+SCHEMA = f"""
+{MEMORIES}
 CREATE TABLE formats (id INTEGER PRIMARY KEY, layouts TEXT NOT NULL UNIQUE) STRICT;
 CREATE TABLE policies (sha256 TEXT PRIMARY KEY, text TEXT NOT NULL) STRICT, WITHOUT ROWID;
 CREATE TABLE ticks (
@@ -92,8 +96,11 @@ def connect_writer(path: Path) -> sqlite3.Connection:
     """Open the journal for writing, and make it where there is none. Raises JournalError; call with the lock held."""
     with speaking(path), ExitStack() as undo:
         connection = undo.enter_context(closing(_connect(path.resolve().as_uri())))
-        if _identify(path, connection) == 0:
+        version = _identify(path, connection)
+        if version == 0:
             _create(connection)
+        elif version < SCHEMA_VERSION:
+            _apply(connection, MEMORIES)
         if connection.execute("PRAGMA journal_mode = WAL").fetchone()[0] != "wal":
             raise JournalError(f"{path}: this file system has no shared memory; choose a local disk, {ELSEWHERE}")
         connection.execute("PRAGMA synchronous = FULL")
@@ -184,8 +191,10 @@ def _identify(path: Path, connection: sqlite3.Connection) -> int:
 
 def _create(connection: sqlite3.Connection) -> None:
     connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
+    _apply(connection, f"{SCHEMA} PRAGMA application_id = {APPLICATION_ID};")
+
+
+def _apply(connection: sqlite3.Connection, statements: str) -> None:
+    """Make tables, and say that the file is of this version now, at once or not at all."""
     with closing(connection.cursor()) as cursor:
-        cursor.executescript(
-            f"BEGIN IMMEDIATE; {SCHEMA} PRAGMA application_id = {APPLICATION_ID}; "
-            f"PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;"
-        )
+        cursor.executescript(f"BEGIN IMMEDIATE; {statements} PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;")
