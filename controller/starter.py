@@ -21,7 +21,7 @@ import yaml
 from controller.errors import PolicyError
 from controller.gpus import pod_of
 from controller.policy_checks import LABEL
-from controller.policy_text import quoted
+from controller.policy_words import quoted
 from controller.types import Labels
 from models import hardware
 
