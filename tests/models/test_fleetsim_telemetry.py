@@ -9,9 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from models.fleetsim.exposition import text
 from models.fleetsim.plant import Plant
 from models.fleetsim.scenario import H100_X4, PoolOf, ServiceOf
-from models.fleetsim.telemetry import Exporters, FaultKind, FaultyExporters, Kind, Page, TelemetryFault, text
+from models.fleetsim.telemetry import Exporters, FaultKind, FaultyExporters, Kind, Page, TelemetryFault
 
 REAL = Path(__file__).parents[1] / "data" / "vllm_cpu" / "metrics" / "03_after.prom"
 OURS = {"engine", "model_name", "le", "finished_reason", "sleep_state", "reason", "block_size", "num_gpu_blocks"}
@@ -41,7 +42,7 @@ def test_engine_series_have_the_names_types_labels_and_buckets_of_a_real_vllm() 
     for row in page.rows or ():
         assert row.name in heads
         assert {name for name, _ in row.labels} <= OURS
-    for family, kind in re.findall(r"^# TYPE (\S+) (\S+)$", text(page), re.M):
+    for family, kind in re.findall(r"^# TYPE (\S+) (\S+)$", text(page.rows or ()), re.M):
         assert kinds[family] == kind, family
     for family in ("time_to_first_token_seconds", "inter_token_latency_seconds", "e2e_request_latency_seconds"):
         bounds = {dict(row.labels)["le"] for row in page.rows or () if row.name == f"vllm:{family}_bucket"}
@@ -63,7 +64,12 @@ def test_counters_are_those_of_the_plant_and_buckets_are_cumulative() -> None:
     ]
     assert np.all(np.diff(reached) >= 0)
     counts = fleet.world.counts[0]
-    assert value(named(pages, "gateway"), "envoy_cluster_upstream_rq_total") == counts["admitted"].sum()
+    sent = value(
+        named(pages, "gateway"),
+        "envoy_cluster_upstream_rq_total",
+        envoy_cluster_name="httproute/serving/assistant/rule/0",
+    )
+    assert sent == counts["admitted"].sum()
 
 
 def test_reading_more_often_changes_nothing_that_happens() -> None:
@@ -160,8 +166,90 @@ def test_a_replica_without_a_place_has_no_gpu_rows() -> None:
     fleet.run(40)
     pages = Exporters(fleet).pages()
     assert len([page for page in pages if page.kind is Kind.REPLICA]) == 3
-    pods = {dict(row.labels)["exported_pod"] for row in named(pages, "dcgm").rows or ()}
-    assert pods == {"h100-0", "h100-1"}
+    pods = {dict(row.labels).get("exported_pod") for row in named(pages, "dcgm").rows or ()}
+    assert pods == {"h100-0", "h100-1", None}
+
+
+def test_gpus_that_no_pod_holds_have_rows_without_a_pod_and_lost_ones_have_none() -> None:
+    fleet = plant()
+    exporters = Exporters(fleet)
+
+    def uuids(pod: str | None) -> set[str]:
+        rows = [dict(row.labels) for row in named(exporters.pages(), "dcgm").rows or ()]
+        return {labels["UUID"][4:8] for labels in rows if labels.get("exported_pod") == pod}
+
+    assert uuids(None) == {"0002", "0003"}
+    fleet.lose([0, 2])
+    fleet.run(60)
+    assert uuids("h100-0") == set()
+    # The one replica that was lost starts in the last free place.
+    assert uuids(None) == set()
+
+
+def test_a_successor_stands_beside_what_its_predecessor_did_until_the_next_sample() -> None:
+    fleet = plant(rate=2.0, replicas=4)
+    exporters = Exporters(fleet)
+    exporters.pages()
+    fleet.run(59)
+    before = named(exporters.pages(), "dcgm")
+    fleet.run(61)
+    busy = value(named(exporters.pages(), "dcgm"), "DCGM_FI_PROF_DRAM_ACTIVE", exported_pod="h100-0", gpu="0")
+    used = value(before, "DCGM_FI_DEV_FB_USED", exported_pod="h100-0", gpu="0")
+    assert busy > 0
+    fleet.lose([0])
+    fleet.restore([0])
+    fleet.run(75)
+    (pod,) = {page.name for page in exporters.pages() if page.kind is Kind.REPLICA} - {"h100-1", "h100-2", "h100-3"}
+    dcgm = named(exporters.pages(), "dcgm")
+    assert pod != "h100-0"
+    assert value(dcgm, "DCGM_FI_PROF_DRAM_ACTIVE", exported_pod=pod, gpu="0") == busy
+    assert value(dcgm, "DCGM_FI_DEV_FB_USED", exported_pod=pod, gpu="0") == used
+    fleet.run(121)
+    exporters.pages()
+    fleet.run(151)
+    dcgm = named(exporters.pages(), "dcgm")
+    assert value(dcgm, "DCGM_FI_PROF_DRAM_ACTIVE", exported_pod=pod, gpu="0") == 0.0
+
+
+def test_gpu_ratios_stay_ratios_when_a_process_begins_anew() -> None:
+    fleet = plant(rate=2.0)
+    exporters = Exporters(fleet)
+    for at_s in range(5, 301, 5):
+        fleet.run(at_s)
+        if at_s == 100:
+            fleet.crash(0)
+        for row in named(exporters.pages(), "dcgm").rows or ():
+            assert 0.0 <= row.value <= 1.0 or "_FB_" in row.name
+
+
+def test_each_pool_is_a_cluster_of_the_gateway_beside_the_one_of_its_rule() -> None:
+    pools = (
+        PoolOf("fast", H100_X4, 2, 2),
+        PoolOf("tiny", H100_X4, 1, 1, max_parallel=1),
+        PoolOf("none", H100_X4, 0, 1),
+    )
+    fleet = Plant((ServiceOf("assistant", pools, (3.0,)),), seed=7)
+    fleet.run(300)
+    gateway = named(Exporters(fleet).pages(), "gateway")
+    rule = "httproute/serving/assistant/rule/0"
+    clusters = [f"{rule}/backend/{number}" for number in range(3)]
+
+    def of(name: str, cluster: str, **labels: str) -> float:
+        return value(gateway, f"envoy_cluster_upstream_rq_{name}", envoy_cluster_name=cluster, **labels)
+
+    for name in ("total", "active", "timeout", "pending_overflow", "retry"):
+        assert of(name, rule) == sum(of(name, cluster) for cluster in clusters), name
+    for kind in "245":
+        answered = [of("xx", cluster, envoy_response_code_class=kind) for cluster in clusters]
+        assert of("xx", rule, envoy_response_code_class=kind) == sum(answered), kind
+    assert of("total", clusters[0]) > of("total", clusters[1]) > 0
+    assert of("pending_overflow", clusters[1]) > 0 == of("pending_overflow", clusters[0])
+    assert of("active", clusters[1]) <= 1
+    # A cluster without a healthy member answers 503 and sends nothing.
+    assert of("total", clusters[2]) == 0 < of("xx", clusters[2], envoy_response_code_class="5")
+    families = dict(re.findall(r"^# TYPE (\S+) (\S+)$", text(gateway.rows or ()), re.M))
+    assert families["envoy_cluster_upstream_rq_active"] == "gauge"
+    assert families["envoy_cluster_upstream_rq_xx"] == "counter"
 
 
 def test_pods_have_names_of_their_own_over_deployments() -> None:
