@@ -9,12 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from models import fleetsim
 from models.fleetsim.exposition import text
 from models.fleetsim.plant import Plant
-from models.fleetsim.scenario import H100_X4, PoolOf, ServiceOf
+from models.fleetsim.scenario import H100_X4, Engine, PoolOf, ServiceOf
 from models.fleetsim.telemetry import Exporters, FaultKind, FaultyExporters, Kind, Page, TelemetryFault
 
 REAL = Path(__file__).parents[1] / "data" / "vllm_cpu" / "metrics" / "03_after.prom"
+TESTS = sorted(Path(__file__).parents[1].glob("**/test_*.py"))
 OURS = {"engine", "model_name", "le", "finished_reason", "sleep_state", "reason", "block_size", "num_gpu_blocks"}
 
 
@@ -270,3 +272,82 @@ def test_a_pod_made_at_time_zero_is_not_taken_for_the_one_before_it() -> None:
     fleet.lose([0])
     fleet.restore([0])
     assert "h100-0" not in {page.name for page in exporters.pages()}
+
+
+def test_every_knob_and_series_has_a_test_that_shows_it() -> None:
+    text = fleetsim.__doc__ or ""
+    knobs, series, shown = (
+        [line for line in text.split(head)[1].split("\n\n")[skip].splitlines()[1 - skip :] if line[:1].strip()]
+        for head, skip in (("\nKNOB", 0), ("\nSERIES", 0), ("\nThe test that shows each", 1))
+    )
+    wanted = [line[:20].strip() for line in (*knobs, *series)]
+    there = set(re.findall(r"^def (test_\w+)", "".join(path.read_text() for path in TESTS), re.M))
+    assert [line[:20].strip() for line in shown] == wanted
+    for line in shown:
+        tests = re.findall(r"test_\w+", line)
+        assert tests, line
+        assert set(tests) <= there, line
+
+
+def test_the_latency_of_a_call_is_known_only_as_it_finishes() -> None:
+    fleet = Plant((ServiceOf("assistant", (PoolOf("h100", H100_X4, 1, 1),), (0.0,), arrivals_s=(1.0,)),), seed=7)
+    exporters = Exporters(fleet)
+    first = "vllm:time_to_first_token_seconds_count"
+    late = ("vllm:e2e_request_latency_seconds_count", "vllm:request_queue_time_seconds_count")
+    seen = []
+    for at_s in np.arange(1.0, 60.0, 0.25):
+        fleet.run(float(at_s))
+        page = named(exporters.pages(), "h100-0")
+        seen.append((value(page, first), *(value(page, name) for name in late)))
+        assert value(page, "vllm:request_success_total", finished_reason="stop") == seen[-1][1] == seen[-1][2]
+        if seen[-1][1]:
+            break
+    assert (1.0, 0.0, 0.0) in seen
+    assert seen[-1] == (1.0, 1.0, 1.0)
+
+
+def test_rejections_are_shown_at_once() -> None:
+    bounded = PoolOf("h100", H100_X4, 1, 1, engine=Engine(max_seqs=1, max_queued=2))
+    fleet = Plant((ServiceOf("assistant", (bounded,), (0.0,), arrivals_s=(1.0,) * 10),), seed=7)
+    exporters = Exporters(fleet)
+    fleet.run(1.0)
+    page = named(exporters.pages(), "h100-0")
+    assert value(page, "vllm:admission_rejections_total", reason="max_num_queued_reqs") == 7.0
+
+
+def test_limited_calls_are_counted_by_class_stage_and_attempt() -> None:
+    pools = (PoolOf("h100", H100_X4, 2, 2),)
+    fleet = Plant((ServiceOf("assistant", pools, (4.0,), classes=(0.5, 0.5)),), seed=7)
+    fleet.limit(0, 1, 0, 0, 0.5)
+    fleet.limit(0, 1, 0, 1, 0.1)
+    fleet.run(120)
+    rows = named(Exporters(fleet).pages(), "gateway").rows or ()
+    prefix = "envoy_local_http_ratelimit_prefix"
+    limited = {
+        dict(row.labels)[prefix]: row.value for row in rows if row.name == "envoy_http_local_rate_limit_rate_limited"
+    }
+    assert {name for name, count in limited.items() if count} == {
+        "assistant_class1_new_first",
+        "assistant_class1_new_retry",
+    }
+    assert len(limited) == 8
+    assert sum(limited.values()) == fleet.world.counts["limited"].sum()
+
+
+def test_tasks_are_counted_by_service_and_class_as_they_end() -> None:
+    pools = (PoolOf("h100", H100_X4, 2, 2),)
+    fleet = Plant((ServiceOf("assistant", pools, (2.0,), classes=(0.5, 0.5)),), seed=7)
+    fleet.limit(0, 1, 0, 0, 0.0, final=True)
+    fleet.run(300)
+    page = named(Exporters(fleet).pages(), "tasks")
+    for klass in range(2):
+        for field, code in (("succeeded", "STATUS_CODE_UNSET"), ("failed", "STATUS_CODE_ERROR")):
+            shown = value(
+                page,
+                "traces_span_metrics_calls_total",
+                service_name="assistant",
+                tenant_class=f"class{klass}",
+                status_code=code,
+            )
+            assert shown == fleet.world.tallies[0, klass][field].sum()
+    assert value(page, "traces_span_metrics_calls_total", tenant_class="class1", status_code="STATUS_CODE_ERROR") > 50
