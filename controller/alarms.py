@@ -8,18 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from controller.decisions import Alarm, AlarmKind, Hold
+from controller.observations import Hole, Known, Observation, PoolObservation, ReplicaState, Status
 from controller.reasons import number
-from controller.types import (
-    Alarm,
-    AlarmKind,
-    Hold,
-    Hole,
-    Known,
-    Observation,
-    PoolObservation,
-    ReplicaState,
-    Status,
-)
 from models.types import Slo
 
 _OF_STATE = {

@@ -27,6 +27,7 @@ from controller.adapters.codec import canonical_bytes
 from controller.adapters.journal import JournalReader, SqliteJournal, open_reader
 from controller.adapters.prometheus import PrometheusTelemetry
 from controller.adapters.scrape import ScrapeTelemetry
+from controller.decisions import ControllerState, TickRecord
 from controller.errors import PolicyError, TelemetryError, TrimtabError
 from controller.metrics import Metrics
 from controller.policy import FleetPolicy, PrometheusSource
@@ -34,7 +35,6 @@ from controller.policy_file import PolicyWatch, load, parse, schema_text
 from controller.ports import Telemetry
 from controller.server import Server
 from controller.starter import engines_from, starter
-from controller.types import ControllerState, TickRecord
 
 
 class _Console(Console):

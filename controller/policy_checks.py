@@ -17,12 +17,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
+from controller.decisions import ActionKind, Mode
 from controller.policy import CornerTarget, FleetPolicy
 from controller.policy_faults import suggestion
 from controller.policy_rivals import certain_rivals
 from controller.policy_text import KeyPath, Problem
 from controller.policy_words import described, quoted
-from controller.types import ActionKind, Mode
 
 LABEL = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
 METRIC = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")

@@ -28,8 +28,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from controller.answers import StateAnswer, answer, encode, pools
+from controller.decisions import TickRecord
 from controller.errors import TrimtabError
-from controller.types import TickRecord
 
 MOST_DECISIONS = 1000
 CONNECTIONS = 256

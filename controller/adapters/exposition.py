@@ -20,7 +20,7 @@ from prometheus_client.openmetrics.parser import text_fd_to_metric_families as o
 from prometheus_client.parser import text_string_to_metric_families
 
 from controller.adapters.series import Row, label_pairs
-from controller.types import Labels
+from controller.observations import Labels
 
 WANTED_MOST = 10_000
 """How many wanted samples a page may have; a vLLM engine has 100, a gateway 5 per cluster. Reading so many that are new

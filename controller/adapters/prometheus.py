@@ -29,8 +29,8 @@ from controller.adapters.prometheus_api import PrometheusApi
 from controller.adapters.promql import label_name, quoted
 from controller.adapters.signals import GPU_LABELS, Entry, catalogue, promql, tasks
 from controller.errors import TelemetryError
+from controller.observations import Labels, Level, Sample, Signal, Snapshot, SourceHole
 from controller.policy import FleetPolicy, PrometheusSource
-from controller.types import Labels, Level, Sample, Signal, Snapshot, SourceHole
 
 T = TypeVar("T")
 

@@ -34,8 +34,8 @@ from controller.adapters.promql import Entry, promql
 from controller.adapters.series import LOOKBACK_S, Grouping, Row, SeriesStore, label_pairs
 from controller.adapters.signals import catalogue, tasks
 from controller.errors import TelemetryError
+from controller.observations import Labels, Signal, Snapshot, SourceHole
 from controller.policy import FleetPolicy, ScrapeTarget
-from controller.types import Labels, Signal, Snapshot, SourceHole
 
 IN_FLIGHT = 64
 """How many targets are read at the same time."""

@@ -21,23 +21,11 @@ from controller.adapters.promql import promql
 from controller.adapters.recording import VirtualClock
 from controller.adapters.series import LOOKBACK_S, Grouping, Row, SeriesStore
 from controller.adapters.signals import catalogue, tasks
+from controller.decisions import Action, Scale, SetAdmission, ShiftWeights, Sleep, Wake, WarmCache
 from controller.errors import ActuationError
+from controller.observations import Known, PoolFleet, Signal, Snapshot, SourceHole
 from controller.policy import FleetPolicy
 from controller.policy_file import LoadedPolicy, parse
-from controller.types import (
-    Action,
-    Known,
-    PoolFleet,
-    Scale,
-    SetAdmission,
-    ShiftWeights,
-    Signal,
-    Sleep,
-    Snapshot,
-    SourceHole,
-    Wake,
-    WarmCache,
-)
 from models.fleetsim import envoy
 from models.fleetsim import world as w
 from models.fleetsim.envoy import ATTEMPTS, STAGES

@@ -13,7 +13,7 @@ from prometheus_replies import EMPTY, EVERY, only_for, the_hole, vector
 from servers import HttpServer, Reply, free_port, prometheus_policy
 
 from controller.adapters.prometheus import PrometheusTelemetry
-from controller.types import Signal
+from controller.observations import Signal
 
 # ------------------------------------------------------------------------------------------------ failing servers
 

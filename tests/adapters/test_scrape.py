@@ -17,8 +17,8 @@ import pytest
 from controller.adapters import scrape
 from controller.adapters.scrape import ScrapeTelemetry
 from controller.errors import TelemetryError
+from controller.observations import Signal, Snapshot
 from controller.policy import FleetPolicy
-from controller.types import Signal, Snapshot
 
 METRICS = Path(__file__).resolve().parents[1] / "data" / "vllm_cpu" / "metrics"
 TEXT = "text/plain; version=0.0.4; charset=utf-8"

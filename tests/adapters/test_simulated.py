@@ -19,10 +19,11 @@ from controller.adapters.simulated import (
     loaded_policy_of,
     policy_of,
 )
+from controller.decisions import Action, Scale, Sleep, TickRecord, Wake, WarmCache
 from controller.errors import ActuationError
 from controller.metrics import Metrics
+from controller.observations import Known, Signal
 from controller.policy_file import parse
-from controller.types import Action, Known, Scale, Signal, Sleep, TickRecord, Wake, WarmCache
 from models.fleetsim.plant import Plant
 from models.fleetsim.scenario import H100_X4, PoolOf, ServiceOf
 from models.fleetsim.telemetry import Exporters

@@ -15,16 +15,12 @@ from structlog.testing import capture_logs
 from ticks import NOW_S, tick_record
 
 from controller.answers import encode
-from controller.errors import JournalError, TrimtabError
-from controller.metrics import Metrics
-from controller.server import CONNECTIONS, Server
-from controller.types import (
+from controller.decisions import (
     ActionKind,
     AdmissionLimit,
     Alarm,
     AlarmKind,
     Hold,
-    Known,
     SetAdmission,
     ShiftWeights,
     Sleep,
@@ -33,6 +29,10 @@ from controller.types import (
     WarmCache,
     Weight,
 )
+from controller.errors import JournalError, TrimtabError
+from controller.metrics import Metrics
+from controller.observations import Known
+from controller.server import CONNECTIONS, Server
 
 HEALTH_LIMIT_S = 30.0
 

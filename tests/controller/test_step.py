@@ -17,32 +17,34 @@ from properties.worlds import (
     pool_observation,
 )
 
-from controller.observe import build
-from controller.policy import FleetPolicy
-from controller.step import step
-from controller.types import (
+from controller.decisions import (
     AlarmKind,
     ControllerState,
     Decision,
     Hold,
+    Mode,
+    PoolState,
+    ReplicaMemory,
+    Scale,
+    Stage,
+    Standing,
+)
+from controller.observations import (
     Hole,
     Known,
-    Mode,
     Nothing,
     Observation,
     Outcome,
-    PoolState,
     Reading,
-    ReplicaMemory,
     ReplicaState,
-    Scale,
     Signal,
     Snapshot,
     SourceHole,
-    Stage,
-    Standing,
     Status,
 )
+from controller.observe import build
+from controller.policy import FleetPolicy
+from controller.step import step
 
 PER_REPLICA = 20.0
 """Calls/s that a replica of these pools carries with headroom (22 to be precise)."""
