@@ -143,7 +143,7 @@ def shown(cells: list[Cell], seeds: int) -> Table:
 
 
 def _of(shares: list[float]) -> str:
-    return f"{sum(shares) / len(shares):.3f} ({min(shares):.2f})"
+    return f"{sum(shares) / len(shares):.2f} ({min(shares):.2f})"
 
 
 def decided_by_retries(cells: list[Cell]) -> list[float]:

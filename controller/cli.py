@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 class _Group(TyperGroup):
     """The group of commands; a reader who leaves early (`trimtab explain | head`) is no error."""
 
-    def invoke(self, ctx: typer.Context) -> None:  # type: ignore[override]
+    def invoke(self, ctx: typer.Context) -> None:  # type: ignore[override]  # typer names its own context
         """Run the command, and bring all that it said to its reader."""
         try:
             super().invoke(ctx)

@@ -127,7 +127,7 @@ class PageReader:
         lines = _Lines(text)
         rows: list[Row] = []
         try:
-            for family in openmetrics_families(lines):  # type: ignore[no-untyped-call]
+            for family in openmetrics_families(lines):  # type: ignore[no-untyped-call]  # the library has no types
                 for sample in family.samples:
                     if self._wants(sample.name):
                         at_s = math.nan if sample.timestamp is None else float(sample.timestamp)

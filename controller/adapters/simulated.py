@@ -310,7 +310,7 @@ class SimulatedCluster:
     def __init__(self, simulated: SimulatedFleet) -> None:
         self._simulated = simulated
 
-    def read(self, deadline_s: float) -> tuple[tuple[PoolFleet, ...], tuple[SourceHole, ...]]:  # noqa: ARG002
+    def read(self, deadline_s: float) -> tuple[tuple[PoolFleet, ...], tuple[SourceHole, ...]]:  # noqa: ARG002 - it always answers
         """The pools at the clock's time; a simulated cluster always answers."""
         return self._simulated.cluster(), ()
 
