@@ -24,7 +24,7 @@ from controller.adapters.promql import How
 from controller.adapters.recording import RecordedSeries, Recording, save
 from controller.adapters.series import label_pairs
 from controller.adapters.signals import TARGETS, VLLM
-from controller.types import Labels
+from controller.observations import Labels
 
 ENGINE = "vllm:num_requests_running"
 TARGET_LABELS = ("instance", "job", "namespace", "pod", "pool")

@@ -26,11 +26,8 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from controller.policy import FleetPolicy
-from controller.pools import no_fleet
-from controller.step import step
-from controller.types import (
-    ControllerState,
+from controller.decisions import ControllerState
+from controller.observations import (
     Hole,
     Known,
     Nothing,
@@ -40,6 +37,9 @@ from controller.types import (
     ReplicaState,
     ServiceObservation,
 )
+from controller.policy import FleetPolicy
+from controller.pools import no_fleet
+from controller.step import step
 
 GOAL_S = 1.0
 REPLICAS = 4

@@ -12,23 +12,11 @@ from collections.abc import Callable
 from typing import assert_never
 
 from controller import reasons
+from controller.decisions import Action, Decision, Mode, Move, Scale, SetAdmission, ShiftWeights, Sleep, Wake, WarmCache
 from controller.errors import ActuationError
+from controller.observations import Outcome, Status
 from controller.policy import FleetPolicy, ObjectReference
 from controller.ports import Actuator
-from controller.types import (
-    Action,
-    Decision,
-    Mode,
-    Move,
-    Outcome,
-    Scale,
-    SetAdmission,
-    ShiftWeights,
-    Sleep,
-    Status,
-    Wake,
-    WarmCache,
-)
 
 ACT_DEADLINE_S = 10.0
 """How long one action may take before its outcome counts as unknown."""

@@ -8,18 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from controller.decisions import Alarm, AlarmKind, Hold
+from controller.observations import Hole, Known, Observation, PoolObservation, ReplicaState, Status
 from controller.reasons import number
-from controller.types import (
-    Alarm,
-    AlarmKind,
-    Hold,
-    Hole,
-    Known,
-    Observation,
-    PoolObservation,
-    ReplicaState,
-    Status,
-)
 from models.types import Slo
 
 _OF_STATE = {
@@ -55,14 +46,21 @@ def _of_promise(pool: PoolObservation, slo: Slo) -> Iterator[Alarm]:
         yield Alarm(AlarmKind.SLO_BROKEN, pool.name, " and ".join(broken) + waiting)
 
 
+def _is_empty(pool: PoolObservation) -> bool:
+    """Whether the cluster wants no replica of the pool and none says anything: then nothing is missed."""
+    unwanted = isinstance(pool.fleet.wanted, Known) and pool.fleet.wanted.value == 0
+    return unwanted and all(replica.state is ReplicaState.DOWN for replica in pool.replicas)
+
+
 def _of_pool(pool: PoolObservation) -> Iterator[Alarm]:
-    if isinstance(pool.offered_calls_per_s, Hole):
+    empty = _is_empty(pool)
+    if isinstance(pool.offered_calls_per_s, Hole) and not empty:
         detail = pool.offered_calls_per_s.detail
         yield Alarm(AlarmKind.TELEMETRY_BLIND, pool.name, f"no usable signal: {detail}")
     elif blind := pool.count(ReplicaState.BLIND):
         yield Alarm(AlarmKind.TELEMETRY_BLIND, pool.name, f"{blind} of {len(pool.replicas)} replicas are unreadable")
     for replica in pool.replicas:
-        if replica.state in _OF_STATE:
+        if replica.state in _OF_STATE and not empty:
             kind, advice = _OF_STATE[replica.state]
             yield Alarm(kind, f"{pool.name}/{replica.name}", f"{replica.detail}{advice}")
     for gpu in pool.gpus:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import assert_never
 
-from controller.types import (
+from controller.decisions import (
     Action,
     ActionKind,
     Alarm,
@@ -20,7 +20,6 @@ from controller.types import (
     Decision,
     Hold,
     Move,
-    Outcome,
     Scale,
     SetAdmission,
     ShiftWeights,
@@ -29,6 +28,7 @@ from controller.types import (
     Wake,
     WarmCache,
 )
+from controller.observations import Outcome
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,10 +11,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from controller.decisions import ControllerState
 from controller.gpus import pod_of
+from controller.observations import Sample, Signal, Snapshot, SourceHole
 from controller.policy import FleetPolicy
 from controller.replicas import Raw, collect, names_of
-from controller.types import ControllerState, Sample, Signal, Snapshot, SourceHole
 
 
 @dataclass(frozen=True, slots=True)

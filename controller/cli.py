@@ -9,29 +9,68 @@ Commands are imported when they are called: `--help`, completion and a mistyped 
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from typer.core import TyperGroup
 
 from controller.errors import TrimtabError
 
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer as Buffer
+
 
 class _Group(TyperGroup):
     """The group of commands; a reader who leaves early (`trimtab explain | head`) is no error."""
 
-    def invoke(self, ctx: typer.Context) -> None:  # type: ignore[override]
+    def invoke(self, ctx: typer.Context) -> None:  # type: ignore[override]  # typer names its own context
         """Run the command, and bring all that it said to its reader."""
         try:
             super().invoke(ctx)
             sys.stdout.flush()
         except BrokenPipeError:
-            # Nobody is there to be told; what is still buffered must not fail again at the interpreter's end.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            # Nobody is there to be told.
+            _drop_output()
+
+
+class _OutputError(OSError):
+    """What standard output raises, so that its troubles are not taken for those of another file."""
+
+
+class _Output(io.FileIO):
+    """Standard output that says that it is the one in trouble."""
+
+    def write(self, data: Buffer, /) -> int:
+        """Write what there is room for."""
+        try:
+            return super().write(data)
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            raise _OutputError(error.errno, error.strerror) from error
+
+
+def _drop_output() -> None:
+    """What is still buffered must not fail again at the interpreter's end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _open_streams() -> None:
+    """Standard output as an `_Output`; a stream that was closed before the start (`>&-`) goes nowhere, quietly."""
+    # In the order of their numbers, so that no file that is opened later gets the number of one of them.
+    sys.stdin = sys.stdin or open(os.devnull, encoding="utf-8")  # noqa: SIM115 - for as long as the process lives
+    old, replaced = sys.stdout, sys.stdout is not sys.__stdout__
+    if old is None:
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - likewise
+    elif not replaced:  # whoever replaced it knows what becomes of it
+        raw = io.BufferedWriter(_Output(old.fileno(), "w", closefd=False))
+        sys.stdout = io.TextIOWrapper(raw, old.encoding, old.errors, line_buffering=bool(old.line_buffering))
+    sys.stderr = sys.stderr or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - likewise
 
 
 app = typer.Typer(
@@ -208,7 +247,8 @@ def _plainly() -> Iterator[None]:
     except TrimtabError as error:
         if os.environ.get("TRIMTAB_DEBUG"):
             raise
-        sys.stderr.write(f"trimtab: {error}\n")
+        with contextlib.suppress(OSError):
+            sys.stderr.write(f"trimtab: {error}\n")
         sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)
@@ -222,7 +262,29 @@ def _plainly() -> Iterator[None]:
         sys.exit(70)
 
 
+@contextlib.contextmanager
+def _delivered() -> Iterator[None]:
+    """Bring all that was said to its reader, also what is said on the way out. Raises TrimtabError."""
+    try:
+        try:
+            yield
+        finally:
+            with contextlib.suppress(BrokenPipeError):
+                sys.stdout.flush()
+    except _OutputError as error:
+        said = error.strerror
+        raise TrimtabError(
+            f"standard output can't be written ({said}); free space there, or write elsewhere"
+        ) from error
+    finally:
+        try:
+            sys.stdout.flush()
+        except OSError:
+            _drop_output()
+
+
 def main() -> None:
     """The console script."""
-    with _plainly():
+    _open_streams()
+    with _plainly(), _delivered():
         app()

@@ -27,6 +27,7 @@ from controller.adapters.codec import canonical_bytes
 from controller.adapters.journal import JournalReader, SqliteJournal, open_reader
 from controller.adapters.prometheus import PrometheusTelemetry
 from controller.adapters.scrape import ScrapeTelemetry
+from controller.decisions import ControllerState, TickRecord
 from controller.errors import PolicyError, TelemetryError, TrimtabError
 from controller.metrics import Metrics
 from controller.policy import FleetPolicy, PrometheusSource
@@ -34,7 +35,6 @@ from controller.policy_file import PolicyWatch, load, parse, schema_text
 from controller.ports import Telemetry
 from controller.server import Server
 from controller.starter import engines_from, starter
-from controller.types import ControllerState, TickRecord
 
 
 class _Console(Console):
@@ -214,8 +214,8 @@ def simulate(serving: Serving, *, policy_out: Path | None, prometheus: str) -> N
         raise _exists(policy_out, "--policy-out")
     # The simulator compiles itself, which takes a minute the first time and is not for the other commands to wait for.
     sys.stderr.write("trimtab: preparing the simulated fleet (the first time this takes a minute or two)\n")
-    from controller import simulate as simulated  # noqa: PLC0415
-    from models.fleetsim.plant import Plant  # noqa: PLC0415
+    from controller import simulate as simulated  # noqa: PLC0415 - it takes seconds to load
+    from models.fleetsim.plant import Plant  # noqa: PLC0415 - it takes seconds to load
 
     plant = Plant(simulated.SCENARIO, serving.seed)
     with contextlib.closing(simulated.Simulation(plant, speed=serving.speed, port=serving.port)) as simulation:

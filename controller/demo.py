@@ -15,7 +15,8 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from controller import reasons
-from controller.types import Alarm, AlarmKind, Known, Move, Scale, Stage, TickRecord
+from controller.decisions import Alarm, AlarmKind, Move, Scale, Stage, TickRecord
+from controller.observations import Known
 
 INTRODUCTION = (
     "Two real vLLM engines, recorded for six minutes: idle, a ramp, a burst, KV-cache pressure, a kill -9\n"

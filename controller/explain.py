@@ -11,21 +11,11 @@ from __future__ import annotations
 
 import textwrap
 
+from controller.decisions import ActionKind, Alarm, Change, Hold, Mode, Move, Scale, TickRecord
+from controller.observations import Outcome, Status
 from controller.policy import FleetPolicy
 from controller.pools import model_slo
 from controller.reasons import clock, links, replicas
-from controller.types import (
-    ActionKind,
-    Alarm,
-    Change,
-    Hold,
-    Mode,
-    Move,
-    Outcome,
-    Scale,
-    Status,
-    TickRecord,
-)
 
 WIDTH = 100
 _WORD = {Mode.OBSERVE: "observed", Mode.RECOMMEND: "recommended", Mode.ACT: "requested"}

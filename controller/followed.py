@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from controller.observations import Known, Observation, Reading
 from controller.policy import FleetPolicy
-from controller.types import Known, Observation, Reading
 from models.demand import Quantity, series
 
 

@@ -16,17 +16,8 @@ from typing import assert_never
 
 from prometheus_client.core import GaugeMetricFamily, Metric
 
-from controller.types import (
-    Alarm,
-    AlarmKind,
-    Assessment,
-    Known,
-    PoolObservation,
-    Reading,
-    ReplicaState,
-    ServiceObservation,
-    TickRecord,
-)
+from controller.decisions import Alarm, AlarmKind, Assessment, TickRecord
+from controller.observations import Known, PoolObservation, Reading, ReplicaState, ServiceObservation
 from models.types import Capacity, Forecast, Interval, Margin, Placement, Target, Unknown
 
 

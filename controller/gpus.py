@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from math import isfinite, isnan
 
-from controller.types import GpuObservation, Hole, Known, Labels, Nothing, Reading, Sample, Signal
+from controller.observations import GpuObservation, Hole, Known, Labels, Nothing, Reading, Sample, Signal
 
 LAG_S = 30.0
 """The exporter's own collection interval: added to the age of every value."""

@@ -18,20 +18,9 @@ from dataclasses import dataclass, replace
 from math import isfinite
 
 from controller import reasons
+from controller.decisions import ActionKind, AlarmKind, Change, Hold, Mode, PoolState, Stage
+from controller.observations import Known, PoolObservation, Reading, ReplicaState
 from controller.policy import FleetPolicy, PoolPolicy
-from controller.types import (
-    ActionKind,
-    AlarmKind,
-    Change,
-    Hold,
-    Known,
-    Mode,
-    PoolObservation,
-    PoolState,
-    Reading,
-    ReplicaState,
-    Stage,
-)
 
 
 @dataclass(frozen=True, slots=True)

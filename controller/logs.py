@@ -8,10 +8,10 @@ from typing import Literal
 
 import structlog
 
+from controller.decisions import ActionKind, Mode
 from controller.policy import FleetPolicy
 from controller.policy_file import LoadedPolicy
 from controller.settings import Settings
-from controller.types import ActionKind, Mode
 
 _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 

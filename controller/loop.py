@@ -26,25 +26,14 @@ import structlog
 from apscheduler.schedulers.background import BackgroundScheduler
 
 from controller import act, explain, observe
+from controller.decisions import AlarmKind, ControllerState, Mode, TickRecord
 from controller.errors import JournalError, TrimtabError
 from controller.metrics import Metrics
+from controller.observations import Observation, Outcome, PoolFleet, Signal, Snapshot, SourceHole, Status
 from controller.policy import FleetPolicy
 from controller.policy_file import LoadedPolicy, PolicyWatch
 from controller.ports import Actuator, Clock, Fleet, Journal, Telemetry
 from controller.step import step
-from controller.types import (
-    AlarmKind,
-    ControllerState,
-    Mode,
-    Observation,
-    Outcome,
-    PoolFleet,
-    Signal,
-    Snapshot,
-    SourceHole,
-    Status,
-    TickRecord,
-)
 
 RELOAD_S = 5
 CLOCK_GRAIN_S = 0.001

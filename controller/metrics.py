@@ -20,8 +20,9 @@ from prometheus_client.core import Metric
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from prometheus_client.registry import Collector
 
+from controller.decisions import ActionKind, Mode, Move, Scale, TickRecord
 from controller.gauges import BUILD, RELOADED, LastTick, Recommendation, Sheet, fill, source_word
-from controller.types import ActionKind, Mode, Move, Scale, Status, TickRecord
+from controller.observations import Status
 
 TICK_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 15.0, 30.0, 60.0)
 

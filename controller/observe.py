@@ -28,13 +28,10 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from math import isfinite
 
+from controller.decisions import ControllerState, ReplicaMemory, Standing
 from controller.gpus import observe_gpus
 from controller.histogram import Histogram, histogram, merge, quantile, share_within
-from controller.policy import FleetPolicy, SloPolicy
-from controller.pools import no_fleet
-from controller.replicas import REPLACED_S, Raw, Reader, collect, judge, names_of, ratio, rounded
-from controller.types import (
-    ControllerState,
+from controller.observations import (
     GpuObservation,
     Hole,
     Known,
@@ -43,15 +40,16 @@ from controller.types import (
     PoolFleet,
     PoolObservation,
     Reading,
-    ReplicaMemory,
     ReplicaObservation,
     ReplicaState,
     Sample,
     ServiceObservation,
     Signal,
     Snapshot,
-    Standing,
 )
+from controller.policy import FleetPolicy, SloPolicy
+from controller.pools import no_fleet
+from controller.replicas import REPLACED_S, Raw, Reader, collect, judge, names_of, ratio, rounded
 
 _GPU = {signal for signal in Signal if signal.value.startswith("gpu_")}
 _OF_SERVICES = {signal for signal in Signal if signal.value.startswith(("gateway_", "tasks_"))}

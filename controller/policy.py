@@ -11,8 +11,8 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
+from controller.decisions import ActionKind, Mode
 from controller.freeze import openings
-from controller.types import ActionKind, Mode
 
 Seconds = Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False)]
 """At most a day: longer times are a slip of the keyboard, and clocks do not reach them."""

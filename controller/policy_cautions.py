@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import islice
 
+from controller import policy_rivals
 from controller.policy import FleetPolicy
-from controller.policy_checks import Check, undistinguished
-from controller.policy_text import Problem, quoted
+from controller.policy_checks import Check
+from controller.policy_text import Problem
+from controller.policy_words import quoted
 from models import hardware
+
+MOST_RIVALS = 100
+"""Pairs of pools that are named: who has more has one mistake that they share."""
 
 
 def unknown_hardware(policy: FleetPolicy) -> Iterator[Problem]:
@@ -64,13 +70,12 @@ def hasty_clients(policy: FleetPolicy) -> Iterator[Problem]:
 
 def likely_rivals(policy: FleetPolicy) -> Iterator[Problem]:
     """Selects without a common label may or may not match the same engines."""
-    for one, other in undistinguished(policy):
-        if not policy.pools[other].select.items() <= policy.pools[one].select.items():
-            yield Problem(
-                ("pools", one, "select"),
-                f"and that of pool {quoted(other)} have no label with different values, so that both may claim the "
-                "same engines; give both a label that tells them apart",
-            )
+    for one, other in islice(policy_rivals.likely_rivals(policy), MOST_RIVALS):
+        yield Problem(
+            ("pools", one, "select"),
+            f"and that of pool {quoted(other)} have no label with different values, so that both may claim the "
+            "same engines; give both a label that tells them apart",
+        )
 
 
 CAUTIONS: tuple[Check, ...] = (

@@ -17,10 +17,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
+from controller.decisions import ActionKind, Mode
 from controller.policy import CornerTarget, FleetPolicy
 from controller.policy_faults import suggestion
-from controller.policy_text import KeyPath, Problem, described, quoted
-from controller.types import ActionKind, Mode
+from controller.policy_rivals import certain_rivals
+from controller.policy_text import KeyPath, Problem
+from controller.policy_words import described, quoted
 
 LABEL = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
 METRIC = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
@@ -191,10 +193,11 @@ def plain_names(policy: FleetPolicy) -> Iterator[Problem]:
 def served_pools(policy: FleetPolicy, names: Names) -> Iterator[Problem]:
     """Every service's pools exist, and a pool belongs to one service."""
     owner: dict[str, str] = {}
+    known = frozenset(names.pools)
     for name, service in policy.services.items():
         for index, pool in enumerate(service.pools):
             path: KeyPath = ("services", name, "pools", index)
-            if pool not in names.pools:
+            if pool not in known:
                 yield Problem(
                     path, f"names pool {quoted(pool)}, which is not under pools; {suggestion(pool, names.pools)}"
                 )
@@ -258,24 +261,12 @@ def inventory(policy: FleetPolicy) -> Iterator[Problem]:
 
 def rival_selects(policy: FleetPolicy) -> Iterator[Problem]:
     """No engine's series may match two pools for certain."""
-    for narrow, wide in undistinguished(policy):
-        if policy.pools[wide].select.items() <= policy.pools[narrow].select.items():
-            same = "the very engines" if policy.pools[wide].select == policy.pools[narrow].select else "engines"
-            yield Problem(
-                ("pools", narrow, "select"),
-                f"claims {same} that pool {quoted(wide)} claims too; add a label to each that tells them apart",
-            )
-
-
-def undistinguished(policy: FleetPolicy) -> Iterator[tuple[str, str]]:
-    """Pairs of pools of which no label says that they differ, the one with more labels first."""
-    pools = list(policy.pools)
-    for index, one in enumerate(pools):
-        mine = policy.pools[one].select
-        for other in pools[:index]:
-            theirs = policy.pools[other].select
-            if all(theirs.get(key, value) == value for key, value in mine.items()):
-                yield (one, other) if len(mine) >= len(theirs) else (other, one)
+    for narrow, wide in certain_rivals(policy):
+        same = "the very engines" if policy.pools[wide].select == policy.pools[narrow].select else "engines"
+        yield Problem(
+            ("pools", narrow, "select"),
+            f"claims {same} that pool {quoted(wide)} claims too; add a label to each that tells them apart",
+        )
 
 
 def shares(policy: FleetPolicy) -> Iterator[Problem]:

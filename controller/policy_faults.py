@@ -20,7 +20,8 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from controller.policy import CornerTarget, FleetPolicy
-from controller.policy_text import Document, Json, KeyPath, Problem, described, quoted
+from controller.policy_text import Document, KeyPath, Problem
+from controller.policy_words import Json, described, quoted
 
 ROUNDS = 8
 """More than enough: what is set aside once is in order the next time, or its default is."""
@@ -37,7 +38,7 @@ class Judgement:
 
 def judge(document: Document) -> Judgement:
     """Every value against its model."""
-    data = copy.deepcopy(document.data)
+    data = document.data
     problems: list[Problem] = list(document.problems)
     unread = {problem.path for problem in document.problems}
     aside: list[KeyPath] = []
@@ -48,6 +49,7 @@ def judge(document: Document) -> Judgement:
         except ValidationError as error:
             faults = [fault for raw in error.errors(include_url=False) for fault in _faults(raw, data)]
             known = list(aside)
+            data = copy.deepcopy(data) if data is document.data else data
             for fault in faults:
                 if fault.at not in unread and not any(overlap(fault.at, path) for path in known):
                     problems.append(fault.problem)

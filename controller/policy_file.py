@@ -23,7 +23,8 @@ from controller.policy import FleetPolicy
 from controller.policy_cautions import CAUTIONS
 from controller.policy_checks import CHECKS, REFERENCES, Check, Names, no_source
 from controller.policy_faults import judge, overlap
-from controller.policy_text import Document, Json, Problem, read, spelled
+from controller.policy_text import Document, Problem, read, spelled
+from controller.policy_words import Json
 
 MAX_BYTES = 1024**2
 

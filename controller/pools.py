@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from controller.observations import Hole, Nothing, PoolFleet, PoolObservation
 from controller.policy import FleetPolicy, SloPolicy
-from controller.types import Hole, Nothing, PoolFleet, PoolObservation
 from models import hardware
 from models.types import Model, Pool, Slo
 

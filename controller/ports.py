@@ -9,16 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Protocol
 
-from controller.types import (
-    Action,
-    ControllerState,
-    Outcome,
-    PoolFleet,
-    Signal,
-    Snapshot,
-    SourceHole,
-    TickRecord,
-)
+from controller.decisions import Action, ControllerState, TickRecord
+from controller.observations import Outcome, PoolFleet, Signal, Snapshot, SourceHole
 
 
 class Clock(Protocol):

@@ -9,18 +9,8 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from math import isfinite
 
-from controller.types import (
-    Assessment,
-    Change,
-    Expected,
-    Hole,
-    Known,
-    Nothing,
-    PoolObservation,
-    ReplicaObservation,
-    ReplicaState,
-    Stage,
-)
+from controller.decisions import Assessment, Change, Expected, Stage
+from controller.observations import Hole, Known, Nothing, PoolObservation, ReplicaObservation, ReplicaState
 from models.capacity import narrow
 from models.types import Capacity, Forecast, Slo, Target, Unknown
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
+from controller.decisions import ControllerState, Decision, TickRecord
 from controller.policy import FleetPolicy
 from controller.step import step
-from controller.types import ControllerState, Decision, TickRecord
 
 
 @dataclass(frozen=True, slots=True)

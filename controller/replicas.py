@@ -7,10 +7,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from math import isfinite, isnan
 
-from controller.policy import FleetPolicy
-from controller.reasons import span
-from controller.types import (
-    ControllerState,
+from controller.decisions import ControllerState
+from controller.observations import (
     Hole,
     Known,
     Labels,
@@ -23,6 +21,8 @@ from controller.types import (
     Snapshot,
     SourceHole,
 )
+from controller.policy import FleetPolicy
+from controller.reasons import span
 
 _MAX_OVER_INSTANCES = {Signal.KV_USAGE_RATIO, Signal.HEARTBEAT_AGE_S}
 _MIN_OVER_INSTANCES = {Signal.UP, Signal.AWAKE}

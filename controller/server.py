@@ -25,13 +25,17 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from controller.answers import StateAnswer, answer, encode, pools
+from controller.decisions import TickRecord
 from controller.errors import TrimtabError
-from controller.types import TickRecord
 
 MOST_DECISIONS = 1000
 CONNECTIONS = 256
+"""Connections at a time. One more makes the one give way that has gone longest without a whole request and answer."""
+HEADER_LIMIT_S = 10.0
+"""Seconds that a new connection has to send its first request."""
 START_LIMIT_S = 10.0
 GRACE_S = 1
 """Seconds that open requests get to finish when the server is stopped."""
@@ -246,6 +250,39 @@ def application(view: View, health_limit_s: float) -> ASGIApp:
     )
 
 
+class _Connection(H11Protocol):
+    """A connection that doesn't keep others out by doing nothing.
+
+    uvicorn's own limit answers 503 to whoever comes when it is reached: some hundred connections that say nothing would
+    make a healthy daemon look dead.
+    """
+
+    served_s: float
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in its base class
+        """Make room where there is none, and wait for the first request, but not for ever."""
+        self.served_s = self.loop.time()
+        if len(self.connections) >= CONNECTIONS:
+            idlest = min((one for one in self.connections if isinstance(one, _Connection)), key=_served_s)
+            self.connections.discard(idlest)
+            idlest.transport.abort()
+        super().connection_made(transport)
+        self.loop.call_later(HEADER_LIMIT_S, self._expect_request)
+
+    def _expect_request(self) -> None:
+        if self.cycle is None and self in self.connections:
+            self.transport.abort()
+
+    def on_response_complete(self) -> None:
+        """A whole answer is a sign of life."""
+        self.served_s = self.loop.time()
+        super().on_response_complete()
+
+
+def _served_s(connection: _Connection) -> float:
+    return connection.served_s
+
+
 class _Uvicorn(uvicorn.Server):
     """uvicorn that says when it serves, and that cuts off the clients who outlast the grace of a stop."""
 
@@ -290,7 +327,7 @@ class Server:
             uvicorn.Config(
                 self._app,
                 loop="asyncio",
-                http="h11",
+                http=_Connection,
                 ws="none",
                 lifespan="off",
                 log_config=None,
@@ -298,7 +335,6 @@ class Server:
                 access_log=False,
                 server_header=False,
                 proxy_headers=False,
-                limit_concurrency=CONNECTIONS,
                 timeout_graceful_shutdown=GRACE_S,
             )
         )

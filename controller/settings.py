@@ -86,7 +86,7 @@ def load(**flags: object) -> Settings:
     given = {name: flag for name, flag in flags.items() if flag is not None}
     try:
         # Flags are whatever the command line parsed; the model judges them like the environment's strings.
-        return Settings(**given)  # type: ignore[arg-type]
+        return Settings(**given)  # type: ignore[arg-type]  # pydantic judges the values
     except ValidationError as error:
         faults = [_sentence(fault, frozenset(given)) for fault in error.errors(include_url=False)]
         raise TrimtabError("\n".join(faults)) from error

@@ -34,9 +34,10 @@ import yaml
 from controller.adapters.simulated import loaded_policy_of
 from controller.errors import PolicyError, TrimtabError
 from controller.policy_file import LoadedPolicy, parse
+from models.fleetsim.exposition import Labels, text
 from models.fleetsim.plant import Plant
 from models.fleetsim.scenario import H100_X4, L40S_X4, PoolOf, ServiceOf
-from models.fleetsim.telemetry import Exporters, Labels, Page, text
+from models.fleetsim.telemetry import Exporters, Page
 
 HOST = "127.0.0.1"
 TICK_S = 0.1
@@ -242,7 +243,7 @@ class _Connection(BaseHTTPRequestHandler):
             self._answer(503, PLAIN, f"{page.name} does not serve now\n")
         else:
             self._simulation.tell(Served(at_s, page))
-            self._answer(200, TEXT, text(page))
+            self._answer(200, TEXT, text(page.rows or ()))
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002  (the base class's name)
         """Keep no log of requests."""

@@ -18,8 +18,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from controller import guards, reasons
+from controller.decisions import ActionKind, Hold, Mode, PoolState, Standing
 from controller.guards import Context, Proposal
-from controller.types import ActionKind, Hold, Mode, PoolState, Standing
 
 STANDING_LEADS = 3.0
 """A requested move that is not observed after so many lead times is written off."""

@@ -20,9 +20,9 @@ import yaml
 
 from controller.errors import PolicyError
 from controller.gpus import pod_of
+from controller.observations import Labels
 from controller.policy_checks import LABEL
-from controller.policy_text import quoted
-from controller.types import Labels
+from controller.policy_words import quoted
 from models import hardware
 
 IDENTITY = ("pool", "app", "app_kubernetes_io_name", "deployment", "service", "container", "job", "model_name")

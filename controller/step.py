@@ -22,12 +22,7 @@ from math import isfinite
 
 from controller import guards, reasons, standing
 from controller.alarms import alarms
-from controller.followed import followed, pool_owner
-from controller.freeze import frozen_until
-from controller.guards import Context, Ledger, Proposal
-from controller.policy import FleetPolicy
-from controller.pools import model_pool, model_slo, unobserved
-from controller.types import (
+from controller.decisions import (
     ActionKind,
     Assessment,
     Change,
@@ -35,22 +30,21 @@ from controller.types import (
     Decision,
     Expected,
     Hold,
-    Hole,
-    Known,
     Mode,
     Move,
-    Observation,
-    PoolObservation,
     PoolState,
     Quadrant,
-    Reading,
     ReplicaMemory,
-    ReplicaState,
     Scale,
     Stage,
     Standing,
-    Status,
 )
+from controller.followed import followed, pool_owner
+from controller.freeze import frozen_until
+from controller.guards import Context, Ledger, Proposal
+from controller.observations import Hole, Known, Observation, PoolObservation, Reading, ReplicaState, Status
+from controller.policy import FleetPolicy
+from controller.pools import model_pool, model_slo, unobserved
 from models import capacity, cascade, demand, plan, triangle
 from models.demand import Quantity
 from models.types import (

@@ -11,9 +11,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from controller.check import Findings
+from controller.observations import Hole, Known, Nothing, Observation, PoolObservation, Reading, ReplicaState, Signal
 from controller.policy import FleetPolicy
 from controller.reasons import nothing, number
-from controller.types import Hole, Known, Nothing, Observation, PoolObservation, Reading, ReplicaState, Signal
 
 WIDTH = 100
 

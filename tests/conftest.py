@@ -16,7 +16,7 @@ from hypothesis import settings
 from servers import CAPTURE, ROOT, HttpServer, PrometheusServers, Reply, Request, prometheus_policy, require
 
 from controller.adapters.prometheus import PrometheusTelemetry
-from controller.types import Snapshot
+from controller.observations import Snapshot
 
 # The same examples in every run, on machines of any speed.
 settings.register_profile("reproducible", derandomize=True, deadline=None)

@@ -20,7 +20,14 @@ from prometheus_client.openmetrics.parser import text_fd_to_metric_families as o
 from prometheus_client.parser import text_string_to_metric_families
 
 from controller.adapters.series import Row, label_pairs
-from controller.types import Labels
+from controller.observations import Labels
+
+WANTED_MOST = 10_000
+"""How many wanted samples a page may have; a vLLM engine has 100, a gateway 5 per cluster. Reading so many that are new
+takes one to two seconds."""
+
+OPENMETRICS_LINES = 50_000
+"""How many lines an OpenMetrics page may have: its parser takes about 50 microseconds for each, wanted or not."""
 
 MEMORY = 200_000
 """How many distinct `name{labels}` are remembered before all are forgotten: labels that churn must not fill memory."""
@@ -28,6 +35,7 @@ MEMORY = 200_000
 SHOWN = 60
 """How much of a broken line a fault shows, in characters."""
 
+_TOO_MANY = f"answered with more than {WANTED_MOST:,} wanted series; see whether this is one target's own page"
 _NUMBER = r"[-+]?(?:\.?[0-9][0-9a-fA-FxXpP.+-]*|[iI][nN][fF](?:inity)?|[nN][aA][nN])"
 _SAMPLE = re.compile(
     r"(?P<head>(?P<name>[a-zA-Z_:][a-zA-Z0-9_:]*)?(?:[ \t]*\{.*\}[ \t]*|[ \t]+))"
@@ -83,6 +91,8 @@ class PageReader:
                 samples += 1
             if row is not None:
                 rows.append(row)
+                if len(rows) > WANTED_MOST:
+                    return Page(None, (_TOO_MANY,))
         if broken and not samples:
             return Page(None, (f"did not answer with a metrics page ({broken[0]}); see whether the path is right",))
         if not samples:
@@ -112,10 +122,12 @@ class PageReader:
         return known
 
     def _openmetrics(self, text: str) -> Page:
+        if text.count("\n") > OPENMETRICS_LINES:
+            return Page(None, (f"gave more than {OPENMETRICS_LINES:,} lines of OpenMetrics; serve the page as text",))
         lines = _Lines(text)
         rows: list[Row] = []
         try:
-            for family in openmetrics_families(lines):  # type: ignore[no-untyped-call]
+            for family in openmetrics_families(lines):  # type: ignore[no-untyped-call]  # the library has no types
                 for sample in family.samples:
                     if self._wants(sample.name):
                         at_s = math.nan if sample.timestamp is None else float(sample.timestamp)

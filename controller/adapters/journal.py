@@ -31,8 +31,9 @@ from typing import Self, TypeVar
 
 from controller.adapters.codec import Codec, Undecodable
 from controller.adapters.journal_file import WriterLock, connect_reader, connect_writer, speaking
+from controller.decisions import ControllerState, Decision, TickRecord
 from controller.errors import JournalError
-from controller.types import ControllerState, Decision, Observation, Outcome, TickRecord
+from controller.observations import Observation, Outcome
 
 T = TypeVar("T")
 

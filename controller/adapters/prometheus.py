@@ -2,7 +2,8 @@
 
 Each entry of the catalogue becomes one PromQL expression, grouped by the labels that name a replica and the labels by
 which any pool selects, so that one answer holds every pool's samples. All are asked for the same instant, in
-parallel, under one deadline for the whole read; a query that fails costs its own signal and no other.
+parallel, under one deadline for the whole read; a query that fails costs its own signal and no other. Answers are
+read in the workers as well, so that a late or very large one doesn't hold the read up: what is not ready is a hole.
 
 Narrowing keeps a shared Prometheus from answering with everybody's series: `pool=~"a|b|"` for a label by which all
 pools select. The empty alternative lets series pass that lack the label (`up` has no model_name, vLLM's
@@ -21,14 +22,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import closing
 from dataclasses import dataclass
+from typing import TypeVar
 
 from controller.adapters.prometheus_answer import Answer, Point
 from controller.adapters.prometheus_api import PrometheusApi
 from controller.adapters.promql import label_name, quoted
 from controller.adapters.signals import GPU_LABELS, Entry, catalogue, promql, tasks
 from controller.errors import TelemetryError
+from controller.observations import Labels, Level, Sample, Signal, Snapshot, SourceHole
 from controller.policy import FleetPolicy, PrometheusSource
-from controller.types import Labels, Level, Sample, Signal, Snapshot, SourceHole
+
+T = TypeVar("T")
 
 WORKERS = 8
 STUCK_MAX = 8 * WORKERS
@@ -78,6 +82,15 @@ class _Question:
         return tuple(sorted(labels.items()))
 
 
+@dataclass(frozen=True, slots=True)
+class _Told:
+    """What one answer says of a signal."""
+
+    samples: tuple[Sample, ...]
+    complaints: tuple[str, ...]
+    partial: bool
+
+
 class PrometheusTelemetry:
     """ports.Telemetry over the server named in `policy.telemetry.prometheus`. Raises TelemetryError without one."""
 
@@ -89,15 +102,14 @@ class PrometheusTelemetry:
         self._flavour = source.flavour
         self._api = PrometheusApi(source)
         self._workers = ThreadPoolExecutor(WORKERS, "prometheus")
-        self._stuck: list[Future[Answer]] = []
+        self._stuck: list[Future[_Told]] = []
 
     def read(self, at_s: float, window_s: float, deadline_s: float) -> Snapshot:
         """Every signal at `at_s` (Unix s), rates over `window_s`; back within `deadline_s`, with what came by then."""
         deadline_at_s = time.monotonic() + deadline_s
         self._replace_stuck_workers()
         futures = [
-            self._workers.submit(self._api.query, question.expression(window_s), at_s, deadline_at_s)
-            for question in self._questions
+            self._workers.submit(self._ask, question, window_s, at_s, deadline_at_s) for question in self._questions
         ]
         # The requests watch the deadline themselves; waiting as well covers what knows no timeout (name resolution).
         self._stuck += wait(futures, timeout=max(deadline_at_s - time.monotonic(), 0.0)).not_done
@@ -111,12 +123,16 @@ class PrometheusTelemetry:
                 complaints.append((str(result), signal))
                 failed.append(signal)
                 continue
-            found, unfit = _samples(question, result.points)
-            samples += found
-            complaints += [(text, signal) for text in (*result.complaints, *unfit)]
+            samples += result.samples
+            complaints += [(text, signal) for text in result.complaints]
             if result.partial:
                 failed.append(signal)
         return Snapshot(tuple(samples), self._holes(complaints), tuple(failed))
+
+    def _ask(self, question: _Question, window_s: float, at_s: float, deadline_at_s: float) -> _Told:
+        answer = self._api.query(question.expression(window_s), at_s, deadline_at_s)
+        found, unfit = _samples(question, answer.points)
+        return _Told(tuple(found), (*answer.complaints, *unfit), answer.partial)
 
     def _replace_stuck_workers(self) -> None:
         """New workers where the old ones are held by a server that drips its headers (no timeout ends that).
@@ -155,7 +171,7 @@ class PrometheusTelemetry:
         self._workers.shutdown(wait=False, cancel_futures=True)
         self._api.close()
 
-    def _result(self, future: Future[Answer], deadline_s: float) -> Answer | TelemetryError:
+    def _result(self, future: Future[T], deadline_s: float) -> T | TelemetryError:
         if not future.done():
             future.cancel()
             return self._api.late(deadline_s)

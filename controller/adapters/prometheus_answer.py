@@ -19,7 +19,7 @@ import json
 from dataclasses import dataclass
 from math import inf
 
-from controller.types import Labels
+from controller.observations import Labels
 
 SHOWN_CHARACTERS = 240
 """How much of a server's text is shown to the user."""

@@ -35,8 +35,8 @@ from controller.policy import PrometheusSource
 
 RETRY_PAUSES_S = (0.1, 0.3)
 PIECE_BYTES = 1 << 16
-LIMIT_BYTES = 1 << 26
-"""The largest answer that is read: 64 MiB is some 300,000 series; more means a selector that selects too much."""
+LIMIT_BYTES = 1 << 24
+"""The largest answer that is read, unpacked: 16 MiB is some 100,000 series and two to four seconds of reading."""
 
 OVERLOADED = {429, 502, 503, 504}
 
@@ -122,7 +122,13 @@ class PrometheusApi:
                 body = self._body(response, started_s + limit_s, limit_s)
         except (OSError, ValueError, urllib3.exceptions.HTTPError) as error:
             raise self._failure(error, limit_s) from error
-        return self._judge(response, decode(body))
+        answer = self._judge(response, decode(body))
+        if time.monotonic() > deadline_at_s:
+            raise TelemetryError(
+                f"an answer of {self._where} has {len(body) / 2**20:.1f} MiB, more than could be read in time;"
+                " give the pools' select more labels in common, or raise telemetry.interval_s"
+            )
+        return answer
 
     def _body(self, response: requests.Response, until_s: float, limit_s: float) -> bytes:
         pieces: list[bytes] = []
@@ -132,7 +138,7 @@ class PrometheusApi:
             size += len(piece)
             if size > LIMIT_BYTES:
                 raise TelemetryError(
-                    f"{self._where} answered more than {LIMIT_BYTES >> 20} MiB;"
+                    f"an answer of {self._where} is larger than {LIMIT_BYTES >> 20} MiB;"
                     " give the pools' select more labels in common"
                 )
             if time.monotonic() > until_s:

@@ -31,7 +31,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import assert_never
 
-from controller.types import Level, Signal
+from controller.observations import Level, Signal
 
 
 class How(StrEnum):

@@ -30,7 +30,7 @@ from controller.adapters.promql import Entry, promql
 from controller.adapters.series import Grouping, Row, SeriesStore, label_pairs
 from controller.adapters.signals import catalogue
 from controller.errors import TelemetryError
-from controller.types import Labels, Signal, Snapshot, SourceHole
+from controller.observations import Labels, Signal, Snapshot, SourceHole
 
 FORMAT = "trimtab-recording"
 VERSION = 1

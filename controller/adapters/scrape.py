@@ -8,7 +8,7 @@ What is said of a target:
 
     it answered                      up = 1; its series that are missing from the page end
     it failed (refused, slow, 503,   up = 0; all its series end; a hole says what happened and what to do
-    no metrics page, over 64 MiB)
+    no metrics page, too large)
     the deadline came first          nothing: its last values stay and grow old; a hole says so
     broken or repeated lines         up = 1 with the lines that can be read; a hole counts the others
 
@@ -22,6 +22,8 @@ from __future__ import annotations
 import asyncio
 import ssl
 import threading
+import time
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -32,14 +34,16 @@ from controller.adapters.promql import Entry, promql
 from controller.adapters.series import LOOKBACK_S, Grouping, Row, SeriesStore, label_pairs
 from controller.adapters.signals import catalogue, tasks
 from controller.errors import TelemetryError
+from controller.observations import Labels, Signal, Snapshot, SourceHole
 from controller.policy import FleetPolicy, ScrapeTarget
-from controller.types import Labels, Signal, Snapshot, SourceHole
 
 IN_FLIGHT = 64
 """How many targets are read at the same time."""
 
-PAGE_LIMIT_BYTES = 64 * 1024 * 1024
-"""The largest page that is read; a vLLM page has 60 kB."""
+PAGE_LIMIT_BYTES = 16 * 1024 * 1024
+"""The largest page that is read, unpacked: it takes a second. A vLLM page has 60 kB, a busy gateway's a few MB."""
+
+PIECE_BYTES = 64 * 1024
 
 DEADLINE_SHARE = 0.9
 """A target's timeout ends before the deadline of the round, so that a hanging target is told from a late round."""
@@ -86,6 +90,29 @@ class _Unread:
 _Answer = _Body | _Failure | _Unread
 
 
+UNPACKED = {"identity": 0, "gzip": zlib.MAX_WBITS | 16, "deflate": zlib.MAX_WBITS}
+"""Encodings that are understood, although none is asked for, with zlib's number of each."""
+
+
+class _Unpacker:
+    """Unpacks a body piece by piece: 64 kB of a gzip bomb are 64 MB, which must not be made at once."""
+
+    def __init__(self, encoding: str) -> None:
+        self._zlib = zlib.decompressobj(UNPACKED[encoding]) if UNPACKED[encoding] else None
+
+    def __call__(self, packed: bytes) -> Iterator[bytes]:
+        """What is in the next part of a body, in pieces. Raises ValueError where it is broken."""
+        if self._zlib is None:
+            yield packed
+            return
+        while packed:
+            try:
+                yield self._zlib.decompress(packed, PIECE_BYTES)
+            except zlib.error as error:
+                raise ValueError(str(error)) from error
+            packed = self._zlib.unconsumed_tail
+
+
 class ScrapeTelemetry:
     """The `Telemetry` of a policy with `telemetry.scrape`. Raises TelemetryError where the policy has none."""
 
@@ -119,6 +146,7 @@ class ScrapeTelemetry:
     def read(self, at_s: float, window_s: float, deadline_s: float) -> Snapshot:
         """Scrape every target once, stamp what it says with `at_s`, and evaluate all signals over `window_s`."""
         with self._lock:
+            until_s = time.monotonic() + deadline_s
             answers = self._runner.run(self._round(deadline_s))
             holes = list(self._twins)
             if at_s < self._last_s:
@@ -128,6 +156,8 @@ class ScrapeTelemetry:
                 )
             self._last_s = at_s
             for target, answer in zip(self._targets, answers, strict=True):
+                if time.monotonic() > until_s:
+                    answer = _Unread()  # noqa: PLW2901 - what could not be read in time was not read
                 details = self._take(at_s, target, answer)
                 holes += [SourceHole(f"scrape:{target.name}", detail) for detail in details]
             self._history_s = max(self._history_s, window_s)
@@ -180,13 +210,19 @@ class ScrapeTelemetry:
                 return _Failure(
                     f"answered HTTP {response.status_code}; see whether the path is right and the engine well"
                 )
+            encoding = response.headers.get("content-encoding", "identity").strip().lower()
+            if encoding not in UNPACKED:
+                return _Failure(f"answered in the encoding {encoding!r}, which was not asked for; take it away")
+            unpack = _Unpacker(encoding)
             body = bytearray()
-            async for chunk in response.aiter_bytes():
-                body += chunk
-                if len(body) > PAGE_LIMIT_BYTES:
-                    return _Failure(
-                        f"answered with more than {PAGE_LIMIT_BYTES // 1024**2} MiB; see whether this is a metrics page"
-                    )
+            async for packed in response.aiter_raw(PIECE_BYTES):
+                for piece in unpack(packed):
+                    body += piece
+                    if len(body) > PAGE_LIMIT_BYTES:
+                        return _Failure(
+                            f"answered with more than {PAGE_LIMIT_BYTES // 1024**2} MiB; see whether this is a metrics "
+                            "page"
+                        )
             return _Body(body.decode("utf-8", errors="replace"), response.headers.get("content-type", ""))
 
     def _take(self, at_s: float, target: Target, answer: _Answer) -> tuple[str, ...]:

@@ -35,7 +35,7 @@ from typing import assert_never
 
 from controller.adapters.promql import Entry, Fold, How, Source
 from controller.adapters.signals import GPU_LABELS
-from controller.types import Labels, Level, Sample
+from controller.observations import Labels, Level, Sample
 
 LOOKBACK_S = 300.0
 """How old, in seconds, the newest value of a series may be that has not ended."""

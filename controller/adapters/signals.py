@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from controller.adapters.promql import Entry, Fold, How, Source, promql
-from controller.types import Level, Signal
+from controller.observations import Level, Signal
 
 __all__ = [
     "DCGM",

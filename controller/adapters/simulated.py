@@ -21,33 +21,38 @@ from controller.adapters.promql import promql
 from controller.adapters.recording import VirtualClock
 from controller.adapters.series import LOOKBACK_S, Grouping, Row, SeriesStore
 from controller.adapters.signals import catalogue, tasks
+from controller.decisions import Action, Scale, SetAdmission, ShiftWeights, Sleep, Wake, WarmCache
 from controller.errors import ActuationError
+from controller.observations import Known, PoolFleet, Signal, Snapshot, SourceHole
 from controller.policy import FleetPolicy
 from controller.policy_file import LoadedPolicy, parse
-from controller.types import (
-    Action,
-    Known,
-    PoolFleet,
-    Scale,
-    SetAdmission,
-    ShiftWeights,
-    Signal,
-    Sleep,
-    Snapshot,
-    SourceHole,
-    Wake,
-    WarmCache,
-)
+from models.fleetsim import envoy
 from models.fleetsim import world as w
+from models.fleetsim.envoy import ATTEMPTS, STAGES
 from models.fleetsim.plant import STARTING, Plant
 from models.fleetsim.scenario import A100_X4, H100_X4, L40S_X4, Hardware, PoolOf, ServiceOf
-from models.fleetsim.telemetry import ATTEMPTS, STAGES, Exporters, FaultyExporters, TelemetryFault
+from models.fleetsim.telemetry import Exporters, FaultyExporters, TelemetryFault
 
 EPOCH_S = 1_800_000_000.0
 """Unix seconds of a plant's time 0."""
 
 CARDS: dict[Hardware, str] = {H100_X4: "H100-SXM", A100_X4: "A100-80GB", L40S_X4: "L40S"}
 ERROR = (("status_code", "STATUS_CODE_ERROR"),)
+
+STATES = {
+    w.UNSCHEDULABLE: "unschedulable",
+    w.SCHEDULING: "starting",
+    w.PULLING: "starting",
+    w.LOADING: "starting",
+    w.COMPILING: "starting",
+    w.READY: "ready",
+    w.DRAINING: "draining",
+    w.ASLEEP: "asleep",
+    w.WAKING: "waking",
+}
+AWAKE = (w.READY, w.ASLEEP)
+SLEEPY = (w.ASLEEP, w.WAKING, w.READY)
+"""States in which an engine takes /sleep and /wake_up: what it is already, it answers well and changes nothing."""
 
 
 class ActionFaultKind(StrEnum):
@@ -256,10 +261,10 @@ class SimulatedFleet:
             case SetAdmission():
                 self._limit(action)
             case Sleep(pool, replicas):
-                for index in self._places(pool, replicas):
+                for index in self._engines(pool, replicas, AWAKE):
                     self.plant.sleep(index)
             case Wake(pool, replicas):
-                for index in self._places(pool, replicas):
+                for index in self._engines(pool, replicas, SLEEPY):
                     self.plant.wake(index)
             case WarmCache(pool, replica):
                 self._warm(pool, replica)
@@ -280,12 +285,23 @@ class SimulatedFleet:
         service = next((s for s in self.plant.services if pool in (own.name for own in s.pools)), None)
         if service is None:
             raise ValueError(f"no service has a pool {pool}")
-        for index in self._places(pool, (replica,)):
+        for index in self._engines(pool, (replica,), (w.READY,)):
             for profile in service.profiles:
                 self.plant.warm(index, self.plant.profiles.index(replace(profile, share=0.0)))
 
-    def _places(self, pool: str, replicas: tuple[str, ...]) -> list[int]:
-        return [index for index in self.plant.members(pool) if self._names.pod(index) in replicas]
+    def _engines(self, pool: str, replicas: tuple[str, ...], states: tuple[int, ...]) -> list[int]:
+        """The places of the replicas. Raises ValueError, before anything is done, where one is not in such a state."""
+        by_name = {self._names.pod(i): i for i in self.plant.members(pool) if self._state(i) != w.GONE}
+        for name in replicas:
+            if name not in by_name:
+                known = ", ".join(sorted(by_name)) or "none"
+                raise ValueError(f"{pool} has no replica {name}; there are: {known}")
+            if (state := self._state(by_name[name])) not in states:
+                raise ValueError(f"{name} is {STATES[state]} and does not take this call")
+        return [by_name[name] for name in replicas]
+
+    def _state(self, place: int) -> int:
+        return int(self.plant.world.replicas[place]["state"])
 
 
 class SimulatedCluster:
@@ -294,7 +310,7 @@ class SimulatedCluster:
     def __init__(self, simulated: SimulatedFleet) -> None:
         self._simulated = simulated
 
-    def read(self, deadline_s: float) -> tuple[tuple[PoolFleet, ...], tuple[SourceHole, ...]]:  # noqa: ARG002
+    def read(self, deadline_s: float) -> tuple[tuple[PoolFleet, ...], tuple[SourceHole, ...]]:  # noqa: ARG002 - it always answers
         """The pools at the clock's time; a simulated cluster always answers."""
         return self._simulated.cluster(), ()
 
@@ -366,6 +382,6 @@ def _service(service: ServiceOf) -> dict[str, object]:
         "slo": {"ttft_s": service.slo_ttft_s, "tpot_s": 0.1, "percentile": 95},
         "clients": {"timeout_s": service.clients.ttft_timeout_s, "retries": service.clients.retries},
         "pools": [pool.name for pool in service.pools],
-        "gateway": {"envoy_cluster_name": f"httproute/serving/{service.name}/rule/0"},
+        "gateway": {"envoy_cluster_name": envoy.rule(service.name)},
         "tasks": {"service_name": service.name},
     }

@@ -96,6 +96,7 @@ def _allocate(services: tuple[ServiceOf, ...], pools: tuple[PoolOf, ...], seed: 
         profiles=np.zeros(len(profiles), w.PROFILE),
         buckets=np.zeros((len(services), classes, 2, 2), w.BUCKET),
         counts=np.zeros((len(services), classes, 2, 2), w.COUNTS),
+        pool_counts=np.zeros(len(pools), w.COUNTS),
         tallies=np.zeros((len(services), classes, len(profiles)), w.TALLY),
         class_share=np.zeros((len(services), classes)),
         profile_share=np.zeros((len(services), len(profiles))),

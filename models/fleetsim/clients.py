@@ -257,12 +257,19 @@ def counts_of(world: World, number: int) -> Any:
 
 
 @compiled
+def _of_pool(world: World, number: int) -> Any:
+    """The gateway's counters for the pool that a call went to."""
+    return world.pool_counts[world.replicas[world.calls[number].replica].pool]
+
+
+@compiled
 def time_out(world: World, number: int, mark: int, only_before_first: bool) -> None:
     """A client's patience ends: the call is aborted at its engine, and tried again or given up."""
     call = world.calls[number]
     if call.state == FREE or call.serial != mark or (only_before_first and call.generated > 0):
         return
     counts_of(world, number).timed_out += 1
+    _of_pool(world, number).timed_out += 1
     index, replica = call.task, call.replica
     engine.leave(world, number)
     _hang_up(world, number)
@@ -279,8 +286,10 @@ def lose(world: World, number: int) -> None:
     index, cut = call.task, call.generated > 0
     if cut:
         counts_of(world, number).cut += 1
+        _of_pool(world, number).cut += 1
     else:
         counts_of(world, number).lost += 1
+        _of_pool(world, number).lost += 1
     engine.leave(world, number)
     _hang_up(world, number)
     if cut:
@@ -298,10 +307,12 @@ def complete(world: World, number: int) -> None:
     call = world.calls[number]
     index = call.task
     task = world.tasks[index]
-    counts = counts_of(world, number)
+    counts, of_pool = counts_of(world, number), _of_pool(world, number)
     counts.finished += 1
+    of_pool.finished += 1
     if call.first_s - call.sent_s <= world.services[task.service].slo_ttft_s:
         counts.in_slo += 1
+        of_pool.in_slo += 1
     engine.leave(world, number)
     _hang_up(world, number)
     task.history += task.input + task.output

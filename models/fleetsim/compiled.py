@@ -16,7 +16,10 @@ from typing import Any, TypeVar
 
 from numba import njit
 
-SOURCES = ("world", "chance", "events", "cache", "meters", "engine", "gateway", "clients", "run", "compiled")
+SOURCES = (
+    "world", "chance", "events", "cache", "meters", "memory", "steps", "engine", "gateway", "clients", "run",
+    "compiled",
+)  # fmt: skip
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -1,46 +1,19 @@
-"""One engine: vLLM V1's scheduler, its KV memory, and how long a step takes.
+"""One engine: vLLM V1's scheduler and its queue. `memory` has its blocks, `steps` how long a step takes.
 
 A step takes every running request in order: one token each for those that decode, a chunk of the prompt for those that
 prefill, within the step's token budget. A running request that finds no free block preempts the newest one (by
 priority: the newest of the least important class), which loses its blocks (they stay cached as long as the LRU lets
 them) and waits at the head of the queue to be recomputed. Then waiting requests are admitted while there are seats,
 budget, and room for their whole prompt. What the prefix cache holds of a prompt is not computed again; the last token
-always is. The first token comes with the step that ends the prefill.
-
-    step time = max(FLOP / (FLOP/s), bytes / (bytes/s)) + overhead + per-sequence cost, times noise
-    FLOP      = flop_per_token * padded tokens + flop_per_pair * sum over chunks of chunk*(context + chunk/2)
-    bytes     = weights + kv_bytes * tokens of context that are read
-
-The decode batch is padded to the sizes of captured graphs (1, 2, 4, then multiples of 8). This is not the linear form
-that the planning side fits, on purpose: quadratic attention, padding and the maximum are what it has to cope with.
-Gauges and counters change when a step ends, as they do in vLLM; a stopped engine keeps showing its last gauges.
-
-Steps in which everybody decodes and nobody waits are taken up to JUMP at a time, as one event of that many equal steps
-(the noise of their mean is drawn). Whatever happens to the replica meanwhile first settles the steps that are complete
-by then and cuts the jump at the end of the step under way, so that a new call waits for that step and for no more.
-(A jump reserves its blocks at its start: memory in use runs ahead by at most two blocks per request.)
+always is. The first token comes with the step that ends the prefill. With a budget of 8,192 tokens, 20 requests that
+decode leave 8,172 for prompts: one of 12,000 tokens takes two steps.
 """
 
 from __future__ import annotations
 
-import math
-
-from models.fleetsim import cache, events, meters
-from models.fleetsim.chance import lognormal
+from models.fleetsim import cache, events, memory, steps
 from models.fleetsim.compiled import compiled
-from models.fleetsim.world import (
-    DRAINING,
-    LIFE,
-    READY,
-    RUNNING,
-    STEP_ENDS,
-    WAITING,
-    WARM_UP,
-    Places,
-    World,
-)
-
-JUMP = 32
+from models.fleetsim.world import DRAINING, LIFE, READY, RUNNING, WAITING, WARM_UP, World
 
 
 @compiled
@@ -50,7 +23,7 @@ def enqueue(world: World, index: int, at_head: bool) -> None:
     replica = call.replica
     home, queue = world.replicas[replica], world.queues[replica]
     if not at_head:
-        settle(world, replica, True)
+        steps.settle(world, replica, True)
     place = 0 if at_head else home.waiting
     if world.pools[home.pool].by_priority:
         klass = world.tasks[call.task].klass
@@ -86,53 +59,14 @@ def _unseat(world: World, replica: int, index: int) -> None:
 
 
 @compiled
-def _share_system(world: World, index: int) -> None:
-    """What a call has computed of its system prompt belongs to everybody, unless somebody else was first."""
-    call = world.calls[index]
-    chain = world.chains[call.uses_system]
-    size = world.pools[world.replicas[call.replica].pool].block_tokens
-    full = world.profiles[world.tasks[call.task].profile].system_tokens // size
-    more = min(call.computed // size, full) - chain.blocks
-    if more > 0 and call.system_held == chain.blocks and call.own_blocks >= more:
-        chain.blocks += more
-        call.system_held += more
-        call.own_blocks -= more
-
-
-@compiled
-def free_blocks(world: World, index: int) -> None:
-    """A request lets go of its memory; its full blocks stay cached, the session's freed before the system prompt's."""
-    call = world.calls[index]
-    home = world.replicas[call.replica]
-    size = world.pools[home.pool].block_tokens
-    system_blocks = world.profiles[world.tasks[call.task].profile].system_tokens // size
-    _share_system(world, index)
-    home.kv_used -= call.own_blocks
-    call.own_blocks = 0
-    if call.chain >= 0:
-        chain = world.chains[call.chain]
-        # Without all of the system prompt before it nothing of a session can be found again.
-        if world.chains[call.uses_system].blocks >= system_blocks:
-            more = call.computed // size - system_blocks - chain.blocks
-            if more > 0:
-                home.kv_used += more
-                chain.blocks += more
-        cache.release(world, call.chain)
-        call.chain = -1
-    cache.release(world, call.uses_system)
-    call.uses_system = -1
-    call.system_held = 0
-
-
-@compiled
 def leave(world: World, index: int) -> None:
     """Take a call off its replica, wherever it is: finished, aborted, or lost."""
     call = world.calls[index]
     replica = call.replica
     home = world.replicas[replica]
-    settle(world, replica, True)
+    steps.settle(world, replica, True)
     if call.state == RUNNING:
-        free_blocks(world, index)
+        memory.free_blocks(world, index)
         _unseat(world, replica, index)
     elif call.state == WAITING:
         place = 0
@@ -144,24 +78,9 @@ def leave(world: World, index: int) -> None:
 
 
 @compiled
-def _blocks(tokens: int, size: int) -> int:
-    return (tokens + size - 1) // size
-
-
-@compiled
-def _held(world: World, index: int) -> int:
-    """Blocks that cover a running call's tokens, its own and shared ones together."""
-    call = world.calls[index]
-    held = call.own_blocks + call.system_held
-    if call.chain >= 0:
-        held += world.chains[call.chain].blocks
-    return held
-
-
-@compiled
 def _preempt(world: World, index: int) -> None:
     call = world.calls[index]
-    free_blocks(world, index)
+    memory.free_blocks(world, index)
     _unseat(world, call.replica, index)
     call.computed, call.in_step = 0, 0
     call.preempted += 1
@@ -190,7 +109,7 @@ def _grow(world: World, index: int, tokens: int) -> bool:
     replica = call.replica
     size = world.pools[world.replicas[replica].pool].block_tokens
     while True:
-        need = _blocks(call.computed + tokens, size) - _held(world, index)
+        need = memory.blocks_for(call.computed + tokens, size) - memory.held(world, index)
         if need <= 0:
             return True
         if cache.take(world, replica, need):
@@ -223,7 +142,7 @@ def _admit(world: World, index: int) -> bool:
     if chain >= 0:
         of_session = world.chains[chain].blocks
         idle += of_session
-    need = max(_blocks(call.target, size) - cached - of_session, 0)
+    need = max(memory.blocks_for(call.target, size) - cached - of_session, 0)
     if world.pools[home.pool].kv_blocks - home.kv_used - idle < need:
         return False
     if system < 0:
@@ -282,154 +201,4 @@ def schedule(world: World, replica: int) -> None:
         call.state = RUNNING
         call.in_step = min(call.target - call.computed, left)
         left -= call.in_step
-    _start_step(world, replica)
-
-
-@compiled
-def _start_step(world: World, replica: int) -> None:
-    home = world.replicas[replica]
-    if home.running == 0:
-        return
-    pool = world.pools[home.pool]
-    decoding, prefill, pairs, read, fewest = 0, 0, 0.0, 0.0, JUMP
-    for place in range(home.running):
-        call = world.calls[world.running[replica, place]]
-        if call.in_step == 0:
-            if call.generated > 0 and call.starved_s < 0.0:
-                call.starved_s = world.clock[0]
-            fewest = 1
-            continue
-        if call.generated > 0 and call.in_step == 1 and call.computed + 1 == call.target:
-            decoding += 1
-            pairs += call.computed
-            fewest = 1 if call.starved_s >= 0.0 else min(fewest, call.output - call.generated)
-        else:
-            prefill += call.in_step
-            pairs += call.in_step * (call.computed + 0.5 * call.in_step)
-            fewest = 1
-        read += call.computed
-    steps = fewest if home.waiting == 0 and fewest > 1 and _reserve(world, replica, fewest) else 1
-    padded = decoding if decoding <= 2 else 4 if decoding <= 4 else ((decoding + 7) // 8) * 8
-    flop = pool.flop_per_token * (padded + prefill) + pool.flop_per_pair * pairs
-    moved = pool.weight_bytes + pool.kv_bytes * (read + 0.5 * (steps - 1) * decoding)
-    took_s = max(flop / pool.flop_per_s, moved / pool.bytes_per_s) + pool.overhead_s
-    took_s += pool.per_seq_s * home.running
-    took_s *= home.slow * lognormal(world.random, 1.0, pool.noise / math.sqrt(steps))
-    _begin(world, replica, steps, took_s, world.clock[0])
-
-
-@compiled
-def _begin(world: World, replica: int, steps: int, step_s: float, at_s: float) -> None:
-    home = world.replicas[replica]
-    home.stepping, home.jump, home.settled, home.step_s, home.step_began_s = 1, steps, 0, step_s, at_s
-    home.mark = events.serial(world)
-    events.push(world, at_s + steps * step_s, STEP_ENDS, replica, home.mark)
-
-
-@compiled
-def _reserve(world: World, replica: int, steps: int) -> bool:
-    """Blocks for `steps` tokens of every running call, only if nobody has to be preempted for them."""
-    home = world.replicas[replica]
-    size, total = world.pools[home.pool].block_tokens, 0
-    for place in range(home.running):
-        index = world.running[replica, place]
-        total += max(_blocks(world.calls[index].computed + steps, size) - _held(world, index), 0)
-    if not cache.take(world, replica, total):
-        return False
-    for place in range(home.running):
-        index = world.running[replica, place]
-        call = world.calls[index]
-        call.own_blocks += max(_blocks(call.computed + steps, size) - _held(world, index), 0)
-    return True
-
-
-@compiled
-def settle(world: World, replica: int, cut: bool) -> None:
-    """Apply the steps of a jump that are complete by now; `cut`: let it end with the step under way.
-
-    Without `cut` (to read the counters) nothing that happens later changes, not by a rounding error.
-    """
-    home = world.replicas[replica]
-    if not home.stepping or home.jump <= 1:
-        return
-    complete = int((world.clock[0] - home.step_began_s) / home.step_s)
-    done = min(complete - home.settled, home.jump - 1)
-    if done > 0:
-        _decode(world, replica, done)
-        home.settled += done
-        home.jump -= done
-        meters.publish(world, replica)
-    if cut and home.jump > 1:
-        _begin(world, replica, 1, home.step_s, home.step_began_s + home.settled * home.step_s)
-
-
-@compiled
-def _decode(world: World, replica: int, steps: int) -> None:
-    """Every running call has decoded `steps` tokens."""
-    home = world.replicas[replica]
-    tokens = float(steps * home.running)
-    for place in range(home.running):
-        call = world.calls[world.running[replica, place]]
-        call.computed += steps
-        call.generated += steps
-        call.target = call.computed + 1
-    home.busy_s += steps * home.step_s
-    home.steps += steps
-    home.step_tokens += tokens
-    home.generated_tokens += tokens
-    meters.gaps(world, replica, home.step_s, tokens)
-
-
-@compiled
-def end_step(world: World, replica: int, finished: Places) -> int:
-    """Apply what is left of a step or jump. Writes the finished calls to `finished`, returns their number."""
-    home = world.replicas[replica]
-    home.stepping = 0
-    if home.jump > 1:
-        _decode(world, replica, home.jump)
-    else:
-        _mixed_step(world, replica)
-    done = 0
-    for place in range(home.running):
-        index = world.running[replica, place]
-        if world.calls[index].generated >= world.calls[index].output:
-            finished[done] = index
-            done += 1
-    meters.publish(world, replica)
-    return done
-
-
-@compiled
-def _mixed_step(world: World, replica: int) -> None:
-    home = world.replicas[replica]
-    home.busy_s += home.step_s
-    home.steps += 1
-    punctual = 0
-    for place in range(home.running):
-        index = world.running[replica, place]
-        call = world.calls[index]
-        if call.in_step == 0:
-            continue
-        home.step_tokens += call.in_step
-        if call.generated == 0 or call.in_step > 1 or call.computed + 1 < call.target:
-            home.prefill_tokens += call.in_step
-            call.prefilled += call.in_step
-            call.computed += call.in_step
-            _share_system(world, index)
-        else:
-            call.computed += 1
-        if call.computed < call.target:
-            continue
-        # The prompt is computed (or one more token is): this step samples a token.
-        call.generated += 1
-        call.target = call.computed + 1
-        home.generated_tokens += 1
-        if call.generated == 1:
-            meters.first_token(world, index)
-        elif call.starved_s >= 0.0:
-            meters.gaps(world, replica, world.clock[0] - call.starved_s, 1.0)
-        else:
-            punctual += 1
-        call.starved_s = -1.0
-    if punctual > 0:
-        meters.gaps(world, replica, home.step_s, float(punctual))
+    steps.start(world, replica)

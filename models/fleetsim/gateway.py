@@ -91,17 +91,21 @@ def route(world: World, index: int, home: np.uint64) -> int:
     pool = _pool(world, task.service, home)
     if pool < 0:
         return UNROUTABLE
-    limit = world.pools[pool].max_parallel
+    counts, limit = world.pool_counts[pool], world.pools[pool].max_parallel
     if limit >= 0 and world.pools[pool].active >= limit:
+        counts.overflowed += 1
         return OVERFLOWED
     replica = _replica(world, pool, home)
     if replica < 0:
+        counts.unroutable += 1
         return UNROUTABLE
     bound = world.pools[pool].max_queued
     place_left = world.queues.shape[1] - world.replicas[replica].waiting
     if (bound >= 0 and world.replicas[replica].waiting >= bound) or place_left <= 0:
         world.replicas[replica].rejected += 1
+        counts.refused += 1
         return REFUSED
+    counts.admitted += 1
     call.replica = replica
     world.pools[pool].active += 1
     engine.enqueue(world, index, False)

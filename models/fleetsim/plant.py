@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from models.fleetsim import cache, clients, engine, events, run
+from models.fleetsim import cache, clients, events, run, steps
 from models.fleetsim import world as w
 from models.fleetsim.build import Size, build, profiles_of
 from models.fleetsim.scenario import PoolOf, ServiceOf
@@ -77,6 +77,11 @@ class Plant:
         """Virtual seconds since the start."""
         return float(self.world.clock[0])
 
+    @property
+    def lost(self) -> frozenset[int]:
+        """The places that are lost now."""
+        return frozenset(self._lost)
+
     def run(self, until_s: float) -> None:
         """Let time pass. Raises IndexError where more is alive at once than the plant has room for (`Size`)."""
         if until_s < self.now_s:
@@ -90,7 +95,7 @@ class Plant:
     def settle(self) -> None:
         """Bring every counter up to now: engines that take many steps as one event have counted none of them yet."""
         for replica in range(len(self.world.replicas)):
-            engine.settle(self.world, replica, False)
+            steps.settle(self.world, replica, False)
 
     def members(self, pool: str) -> list[int]:
         """The places of a pool's replicas, taken or not."""
@@ -215,7 +220,7 @@ class Plant:
 
     def throttle(self, replica: int, factor: float) -> None:
         """Its steps take `factor` times as long from the next one on (heat, a bad link)."""
-        engine.settle(self.world, replica, True)
+        steps.settle(self.world, replica, True)
         self.world.replicas[replica]["slow"] = factor
 
     # ------------------------------------------------------------------------------------------------ life of replicas

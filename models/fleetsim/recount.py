@@ -3,7 +3,7 @@
 Every number that the plant keeps as it goes is compared with one that is found from the rows alone:
 
     calls     sent = admitted + limited + overflowed + refused + unroutable, for each class, stage and attempt;
-              admitted = finished + timed out + cut + lost + in flight
+              admitted = finished + timed out + cut + lost + in flight; a service's = the sum of its pools'
     tasks     started = succeeded + failed + live, for each class and profile
     tokens    what engines generated (and prefilled) = what ended tasks spent, good and lost, + what live ones did
     blocks    used = own blocks of running calls + chains in use; idle = chains in the LRU list; used + idle <= all
@@ -65,6 +65,13 @@ def _calls(plant: Plant) -> Iterator[str]:
         yield from _differs(f"{name}, admitted", c["admitted"], ends)
     for row, pool in enumerate(plant.pools):
         yield from _differs(f"calls active in pool {pool.name}", plant.world.pools[row]["active"], active[row])
+        c = plant.world.pool_counts[row]
+        ends = c["finished"] + c["timed_out"] + c["cut"] + c["lost"] + active[row]
+        yield from _differs(f"calls admitted to pool {pool.name}", c["admitted"], ends)
+    for number, service in enumerate(plant.services):
+        pools = plant.world.pool_counts[plant.world.pools["service"] == number]
+        for name in ("admitted", "overflowed", "refused", "timed_out", "cut", "lost", "finished", "in_slo"):
+            yield from _differs(f"calls {name} of {service.name}", counts[number][name].sum(), pools[name].sum())
 
 
 def _tasks(plant: Plant) -> Iterator[str]:

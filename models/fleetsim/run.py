@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from models.fleetsim import clients, engine, events
+from models.fleetsim import clients, engine, events, steps
 from models.fleetsim.compiled import compiled
 from models.fleetsim.world import (
     CLIENT_SENDS,
@@ -48,7 +48,7 @@ def run(world: World, until_s: float, finished: Places) -> bool:
 def _step_ends(world: World, replica: int, mark: int, finished: Places) -> None:
     if not world.replicas[replica].stepping or world.replicas[replica].mark != mark:
         return
-    done = engine.end_step(world, replica, finished)
+    done = steps.end_step(world, replica, finished)
     for place in range(done):
         clients.complete(world, finished[place])
     engine.schedule(world, replica)
@@ -58,7 +58,7 @@ def _step_ends(world: World, replica: int, mark: int, finished: Places) -> None:
 def lose_all(world: World, replica: int) -> None:
     """Every call of a replica is lost, running ones first; what its engine did until now counts."""
     home = world.replicas[replica]
-    engine.settle(world, replica, False)
+    steps.settle(world, replica, False)
     home.stepping = 0
     while home.running > 0:
         clients.lose(world, world.running[replica, home.running - 1])

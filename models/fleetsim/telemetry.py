@@ -5,16 +5,7 @@ that is gone is no target. Gauges of an engine are those of its last step, end-t
 has finished, counters begin at zero with each process. A new process is noticed when the pages are read while it
 starts, so read them at least that often.
 
-GPU values are collected every 30 s and repeated until then. Over the time dt since the last collection:
-
-    graphics engine active = busy s / dt                  tensor = FLOP of the tokens / (attained FLOP/s * dt)
-    DRAM = (steps * weight bytes) / (attained bytes/s * dt)   memory: flat while weights are loaded
-
-Example: 70e9 parameters in one byte, 50 steps/s of 8 tokens each, 3.6e15 FLOP/s and 1e13 bytes/s: tensor 50 * 8 *
-1.4e11 / 3.6e15 = 0.016, DRAM 50 * 7e10 / 1e13 = 0.35: bandwidth-bound decoding.
-
-A service is one Envoy cluster (Envoy Gateway makes one of all the backends of a route's rule). Its timeouts are its
-callers': the gateway is taken to enforce the deadline that a call carries. It makes no retries of its own.
+GPUs are in `dcgm`, the gateway's clusters in `envoy`.
 """
 
 from __future__ import annotations
@@ -26,32 +17,13 @@ from enum import StrEnum
 
 import numpy as np
 
-from models.fleetsim import engine
+from models.fleetsim import dcgm, envoy, steps
 from models.fleetsim import world as w
-from models.fleetsim.plant import STARTING, WITHOUT_GPUS, Plant
+from models.fleetsim.exposition import Labels, Series
+from models.fleetsim.plant import STARTING, Plant
 
-Labels = tuple[tuple[str, str], ...]
-
-COLLECT_S = 30.0
 OPEN_FILES = 34
 """Files that an idle engine's API server has open (measured on vLLM 0.32)."""
-MIB = 1024.0 * 1024.0
-STAGES = ("new", "continuing")
-ATTEMPTS = ("first", "retry")
-RATIOS = (
-    "DCGM_FI_PROF_GR_ENGINE_ACTIVE",
-    "DCGM_FI_PROF_PIPE_TENSOR_ACTIVE",
-    "DCGM_FI_PROF_DRAM_ACTIVE",
-)
-
-
-@dataclass(frozen=True, slots=True)
-class Series:
-    """One sample: exposition name, labels sorted by name, value."""
-
-    name: str
-    labels: Labels
-    value: float
 
 
 class Kind(StrEnum):
@@ -81,16 +53,6 @@ class _Process:
     began_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class _Collected:
-    """GPU ratios of one replica in the order of `RATIOS`, and the totals they were made from."""
-
-    ratios: tuple[float, float, float]
-    busy_s: float
-    tokens: float
-    steps: float
-
-
 class Exporters:
     """All exporters of one plant. `epoch_s`: Unix seconds of the plant's time 0."""
 
@@ -98,8 +60,7 @@ class Exporters:
         self._plant = plant
         self._epoch_s = epoch_s
         self._processes: dict[int, _Process] = {}
-        self._collected: dict[int, _Collected] = {}
-        self._collected_s = -math.inf
+        self._gpus = dcgm.GpuExporter(plant, self.pod)
         self._first_pods = sum(pool.replicas for pool in plant.pools)
 
     def pages(self) -> tuple[Page, ...]:
@@ -109,14 +70,11 @@ class Exporters:
             if self._state(index) == w.GONE:
                 del self._processes[index]
         pages = [self._replica_page(index) for index in replicas]
-        holding = [index for index in replicas if self._state(index) not in WITHOUT_GPUS]
-        self._collect(holding)
-        gpus = tuple(row for index in holding for row in self._gpus(index))
         own = (("namespace", "monitoring"), ("pod", "dcgm-exporter"))
         return (
             *pages,
-            Page(Kind.GPUS, "dcgm", own, gpus),
-            Page(Kind.GATEWAY, "gateway", (), tuple(self._gateway())),
+            Page(Kind.GPUS, "dcgm", own, self._gpus.rows()),
+            Page(Kind.GATEWAY, "gateway", (), tuple(envoy.rows(self._plant))),
             Page(Kind.TASKS, "tasks", (), tuple(self._tasks())),
         )
 
@@ -138,7 +96,7 @@ class Exporters:
         pool = self._plant.pools[int(self._plant.world.replicas[index]["pool"])].name
         pod = self.pod(index)
         labels = (("namespace", "serving"), ("pod", pod), ("pool", pool))
-        engine.settle(self._plant.world, index, False)
+        steps.settle(self._plant.world, index, False)
         process = self._processes.get(index)
         if self._state(index) in STARTING or process is None or process.pod != pod:
             process = self._processes[index] = self._begin(index, pod)
@@ -199,83 +157,6 @@ class Exporters:
             yield one(f"{family}_count", float(reached[-1]))
             yield one(f"{family}_sum", total(f"{name}_sum"))
 
-    # ------------------------------------------------------------------------------------------------------- GPUs
-
-    def _collect(self, replicas: list[int]) -> None:
-        now_s = self._plant.now_s
-        due = math.floor(now_s / COLLECT_S) > self._collected_s // COLLECT_S if self._collected else True
-        if not due:
-            return
-        passed_s, self._collected_s = now_s - self._collected_s, now_s
-        before, self._collected = self._collected, {}
-        for index in replicas:
-            row = self._plant.world.replicas[index]
-            pool = self._plant.world.pools[int(row["pool"])]
-            busy_s, tokens, steps = float(row["busy_s"]), float(row["step_tokens"]), float(row["steps"])
-            last, ratios = before.get(index), (0.0, 0.0, 0.0)
-            if last is not None and 0.0 < passed_s < math.inf:
-                flop = (tokens - last.tokens) * float(pool["flop_per_token"])
-                moved = (steps - last.steps) * float(pool["weight_bytes"])
-                shares = (busy_s - last.busy_s, flop / float(pool["flop_per_s"]), moved / float(pool["bytes_per_s"]))
-                ratios = (
-                    min(shares[0] / passed_s, 1.0),
-                    min(shares[1] / passed_s, 1.0),
-                    min(shares[2] / passed_s, 1.0),
-                )
-            self._collected[index] = _Collected(ratios, busy_s, tokens, steps)
-
-    def _gpus(self, index: int) -> Iterator[Series]:
-        collected = self._collected.get(index)
-        if collected is None:
-            return
-        hardware = self._plant.pools[int(self._plant.world.replicas[index]["pool"])].hardware
-        card_mib = hardware.memory_bytes / hardware.gpus / MIB
-        loaded = self._state(index) not in {*STARTING, w.ASLEEP, w.WAKING} or self._state(index) == w.COMPILING
-        used_mib = round(card_mib * (1.0 if loaded else 0.02))
-        for gpu in range(hardware.gpus):
-            labels: Labels = (
-                ("Hostname", f"node-{index}"),
-                ("UUID", f"GPU-{index:04d}-{gpu}"),
-                ("device", f"nvidia{gpu}"),
-                ("exported_namespace", "serving"),
-                ("exported_pod", self.pod(index)),
-                ("gpu", str(gpu)),
-                ("modelName", "simulated"),
-            )
-            for name, value in zip(RATIOS, collected.ratios, strict=True):
-                yield Series(name, labels, value)
-            yield Series("DCGM_FI_DEV_FB_USED", labels, float(used_mib))
-            yield Series("DCGM_FI_DEV_FB_FREE", labels, float(round(card_mib / 0.9) - used_mib))
-
-    # ---------------------------------------------------------------------------------------------- gateway, tasks
-
-    def _gateway(self) -> Iterator[Series]:
-        for number, service in enumerate(self._plant.services):
-            counts = self._plant.world.counts[number]
-            total = {name: float(counts[name].sum()) for name in w.COUNTS.names or ()}
-            cluster = ("envoy_cluster_name", f"httproute/serving/{service.name}/rule/0")
-            name = "envoy_cluster_upstream_rq"
-            yield Series(f"{name}_total", (cluster,), total["admitted"] + total["refused"])
-            yield Series(f"{name}_retry", (cluster,), 0.0)
-            yield Series(f"{name}_timeout", (cluster,), total["timed_out"])
-            yield Series(f"{name}_pending_overflow", (cluster,), total["overflowed"])
-            answered = {
-                "2": total["finished"] + total["cut"],
-                "4": 0.0,
-                "5": total["refused"] + total["overflowed"] + total["unroutable"],
-            }
-            for kind, value in answered.items():
-                yield Series(f"{name}_xx", (cluster, ("envoy_response_code_class", kind)), value)
-            for klass in range(len(service.classes)):
-                for stage, stage_name in enumerate(STAGES):
-                    for attempt, attempt_name in enumerate(ATTEMPTS):
-                        prefix = f"{service.name}_class{klass}_{stage_name}_{attempt_name}"
-                        yield Series(
-                            "envoy_http_local_rate_limit_rate_limited",
-                            (("envoy_local_http_ratelimit_prefix", prefix),),
-                            float(counts[klass, stage, attempt]["limited"]),
-                        )
-
     def _tasks(self) -> Iterator[Series]:
         for number, service in enumerate(self._plant.services):
             for klass in range(len(service.classes)):
@@ -288,28 +169,6 @@ class Exporters:
                         ("tenant_class", f"class{klass}"),
                     )
                     yield Series("traces_span_metrics_calls_total", labels, float(tally[field].sum()))
-
-
-def text(page: Page) -> str:
-    """The page in the Prometheus text format, one TYPE line per family; empty where its scrape fails."""
-    lines: list[str] = []
-    typed = ""
-    for row in page.rows or ():
-        family, kind = _family(row.name)
-        if family != typed:
-            lines.append(f"# TYPE {family} {kind}")
-            typed = family
-        labels = ",".join(f'{name}="{value}"' for name, value in row.labels)
-        lines.append(f"{row.name}{{{labels}}} {row.value!r}" if labels else f"{row.name} {row.value!r}")
-    return "".join(f"{line}\n" for line in lines)
-
-
-def _family(name: str) -> tuple[str, str]:
-    stem, _, part = name.rpartition("_")
-    if part in {"bucket", "count", "sum"} and name.startswith("vllm:"):
-        return stem, "histogram"
-    counts = name.endswith("_total") or name.startswith(("envoy_cluster_upstream_rq", "envoy_http_local_rate_limit"))
-    return name, "counter" if counts else "gauge"
 
 
 class FaultKind(StrEnum):

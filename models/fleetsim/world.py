@@ -281,6 +281,7 @@ class World(NamedTuple):
     profiles: Rows
     buckets: Rows  # [service, class, stage, attempt]
     counts: Rows  # [service, class, stage, attempt]
+    pool_counts: Rows  # [pool] of the calls that came as far as a pool: nothing is sent or limited here
     tallies: Rows  # [service, class, profile]
     class_share: NDArray[np.float64]  # [service, class]
     profile_share: NDArray[np.float64]  # [service, profile]

@@ -4,10 +4,8 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 
-from controller.policy import FleetPolicy
-from controller.step import step
-from controller.types import (
-    ControllerState,
+from controller.decisions import ControllerState, TickRecord
+from controller.observations import (
     GpuObservation,
     Hole,
     Known,
@@ -19,8 +17,9 @@ from controller.types import (
     ReplicaObservation,
     ReplicaState,
     ServiceObservation,
-    TickRecord,
 )
+from controller.policy import FleetPolicy
+from controller.step import step
 
 START_S = 1_790_000_000.0
 INTERVAL_S = 15.0

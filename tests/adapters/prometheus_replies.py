@@ -8,7 +8,7 @@ from collections.abc import Callable
 from servers import Reply, Request
 
 from controller.adapters.signals import DCGM, ENGINES, TARGETS
-from controller.types import Snapshot
+from controller.observations import Snapshot
 
 DEADLINE_S = 30.0  # generous: the tests share the machine
 EVERY = (*TARGETS, *ENGINES["vllm"], *DCGM)

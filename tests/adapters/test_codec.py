@@ -11,20 +11,8 @@ from journal_fleets import ticks
 from properties.strategies import decisions, observations, states
 
 from controller.adapters.codec import Codec, Undecodable, canonical_bytes, to_json
-from controller.types import (
-    ActionKind,
-    ControllerState,
-    Decision,
-    Expected,
-    Known,
-    Mode,
-    Move,
-    Observation,
-    Quadrant,
-    ReplicaState,
-    Sleep,
-    Wake,
-)
+from controller.decisions import ActionKind, ControllerState, Decision, Expected, Mode, Move, Quadrant, Sleep, Wake
+from controller.observations import Known, Observation, ReplicaState
 
 OBSERVATIONS, DECISIONS, STATES = Codec(Observation), Codec(Decision), Codec(ControllerState)
 thorough = settings(max_examples=150, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])

@@ -21,10 +21,11 @@ from properties.strategies import decisions, observations, outcomes, states
 from controller.adapters.codec import canonical_bytes
 from controller.adapters.journal import SNAPSHOT_TICKS, SqliteJournal, open_reader
 from controller.adapters.journal_file import SCHEMA_VERSION
+from controller.decisions import ControllerState, TickRecord
 from controller.errors import JournalError
+from controller.observations import Outcome, Status
 from controller.ports import Journal
 from controller.step import step
-from controller.types import ControllerState, Outcome, Status, TickRecord
 
 DONE = (Outcome("1-a", Status.DRY_RUN, 5.0, "recommended", "kubectl scale", "kubectl scale"),)
 
@@ -372,7 +373,7 @@ WRITER = """
 import sys
 from pathlib import Path
 from controller.adapters.journal import SqliteJournal
-from controller.types import Outcome, Status
+from controller.observations import Outcome, Status
 from journal_fleets import POLICY_TEXT, ticks
 
 with SqliteJournal(Path(sys.argv[1]), max_bytes=400 * 1024) as journal:

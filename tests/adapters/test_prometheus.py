@@ -16,8 +16,8 @@ from controller.adapters.prometheus import PrometheusTelemetry, _matchers
 from controller.adapters.promql import promql
 from controller.adapters.signals import ENGINES, GPU_LABELS, GPU_SERIES, RUNNING_SERIES, catalogue, tasks
 from controller.errors import TelemetryError
+from controller.observations import Signal
 from controller.policy import PrometheusSource
-from controller.types import Signal
 
 pytestmark = pytest.mark.needs("prometheus")
 

@@ -13,7 +13,7 @@ from prometheus_replies import EMPTY, EVERY, only_for, the_hole, vector
 from servers import HttpServer, Reply, free_port, prometheus_policy
 
 from controller.adapters.prometheus import PrometheusTelemetry
-from controller.types import Signal
+from controller.observations import Signal
 
 # ------------------------------------------------------------------------------------------------ failing servers
 
@@ -145,7 +145,20 @@ def test_retries_are_few_and_a_wrong_query_is_not_repeated(http_server, read_pro
 def test_an_answer_without_end_is_cut_off(read_prometheus, monkeypatch):
     monkeypatch.setattr("controller.adapters.prometheus_api.LIMIT_BYTES", 1 << 20)
     snapshot = read_prometheus(only_for("vllm:num_preemptions", Reply(b" " * (2 << 20))))
-    assert "answered more than 1 MiB; give the pools' select more labels in common" in the_hole(snapshot)
+    assert "is larger than 1 MiB; give the pools' select more labels in common" in the_hole(snapshot)
+
+
+def test_answers_of_very_many_series_do_not_hold_the_read_up(http_server):
+    body = vector(*(({"instance": f"10.0.0.{n}:8000", "job": "vllm", "pod": f"pod-{n}"}, "1") for n in range(40_000)))
+    server = http_server(lambda _: Reply(body))
+    telemetry = PrometheusTelemetry(prometheus_policy(server.url))
+    started_s = time.monotonic()
+    snapshot = telemetry.read(1e9, 60.0, 1.0)
+    took_s = time.monotonic() - started_s
+    telemetry.close()
+    assert took_s < 5.0
+    assert snapshot.failed
+    assert snapshot.holes
 
 
 def test_closing_does_not_wait_for_a_hanging_server(http_server):

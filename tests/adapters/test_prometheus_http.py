@@ -22,8 +22,8 @@ from controller.adapters.prometheus_answer import Answer, Bucket, Foreign, Refus
 from controller.adapters.promql import promql
 from controller.adapters.signals import DCGM, ENGINES, ENVOY, TARGETS
 from controller.errors import TelemetryError
+from controller.observations import Sample, Signal
 from controller.policy import FleetPolicy
-from controller.types import Sample, Signal
 
 # ------------------------------------------------------------------------------------------------- what is asked
 

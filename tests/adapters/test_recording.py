@@ -24,7 +24,7 @@ from controller.adapters.recording import (
     save,
 )
 from controller.errors import TelemetryError
-from controller.types import Sample, Signal, Snapshot
+from controller.observations import Sample, Signal, Snapshot
 
 ROOT = Path(__file__).resolve().parents[2]
 HEADER = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import threading
 import time
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -16,8 +17,8 @@ import pytest
 from controller.adapters import scrape
 from controller.adapters.scrape import ScrapeTelemetry
 from controller.errors import TelemetryError
+from controller.observations import Signal, Snapshot
 from controller.policy import FleetPolicy
-from controller.types import Signal, Snapshot
 
 METRICS = Path(__file__).resolve().parents[1] / "data" / "vllm_cpu" / "metrics"
 TEXT = "text/plain; version=0.0.4; charset=utf-8"
@@ -370,6 +371,57 @@ def test_compressed_bomb_is_given_up_at_the_same_limit(
     answer = page(bomb, headers=("Content-Encoding: gzip",))
     (detail,) = details(telemetry(endpoint(answer)).read(1000.0, 60.0, DEADLINE_S))
     assert "more than 1 MiB" in detail
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "deflate"])
+def test_a_page_that_was_packed_unasked_is_read_all_the_same(endpoint: Any, telemetry: Any, encoding: str) -> None:
+    plain = (METRICS / "03_after.prom").read_bytes()
+    packed = gzip.compress(plain) if encoding == "gzip" else zlib.compress(plain)
+    engine = endpoint(page(packed, headers=(f"Content-Encoding: {encoding}",)))
+    snapshot = telemetry(engine).read(1000.0, 60.0, DEADLINE_S)
+    assert snapshot.holes == ()
+    assert values(snapshot, Signal.UP) == [1.0]
+
+
+@pytest.mark.parametrize(("encoding", "words"), [("br", "in the encoding 'br'"), ("gzip", "broke off its answer")])
+def test_a_packed_page_that_cannot_be_unpacked_means_down(
+    endpoint: Any, telemetry: Any, encoding: str, words: str
+) -> None:
+    answer = page(b"vllm:num_requests_running 1\n", headers=(f"Content-Encoding: {encoding}",))
+    assert words in details(telemetry(endpoint(answer)).read(1000.0, 60.0, DEADLINE_S))[0]
+
+
+def test_a_bomb_is_never_unpacked_at_once() -> None:
+    bomb = gzip.compress(b"\0" * 50_000_000)
+    assert len(bomb) < scrape.PIECE_BYTES
+    unpack = scrape._Unpacker("gzip")
+    assert max(len(piece) for piece in unpack(bomb)) <= scrape.PIECE_BYTES
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (
+            page("".join(f'vllm:num_requests_running{{engine="{n}"}} 1\n' for n in range(10_050))),
+            "answered with more than 10,000 wanted series; see whether this is one target's own page",
+        ),
+        (page("# TYPE a gauge\n" + "a 1\n" * 50_100 + "# EOF\n", OPENMETRICS), "more than 50,000 lines of OpenMetrics"),
+    ],
+    ids=["series", "lines"],
+)
+def test_a_page_of_too_much_to_read_is_given_up(endpoint: Any, telemetry: Any, answer: Answer, words: str) -> None:
+    snapshot = telemetry(endpoint(answer)).read(1000.0, 60.0, DEADLINE_S)
+    assert words in details(snapshot)[0]
+    assert values(snapshot, Signal.UP) == [0.0]
+
+
+def test_pages_that_could_not_be_read_in_time_are_holes_and_the_round_ends(endpoint: Any, telemetry: Any) -> None:
+    text = "".join(f'vllm:num_requests_running{{engine="{n}"}} 1\n' for n in range(9_000))
+    engines = [endpoint(page(text.replace("engine", f"engine{n}"))) for n in range(8)]
+    began_s = time.monotonic()
+    snapshot = telemetry(*engines).read(1000.0, 60.0, 1.0)
+    assert time.monotonic() - began_s < 8.0
+    assert "was not read: the deadline of the round came first" in details(snapshot)
 
 
 def test_connection_lost_in_the_middle_means_down(endpoint: Any, telemetry: Any) -> None:

@@ -26,7 +26,7 @@ from controller.adapters.series import (
     merged,
 )
 from controller.adapters.signals import ENVOY, TARGETS, VLLM
-from controller.types import Labels, Level, Sample, Signal
+from controller.observations import Labels, Level, Sample, Signal
 
 BY = ("instance", "job", "pod", "pool")
 TARGET: Labels = (("instance", "a:1"),)

@@ -19,13 +19,15 @@ from controller.adapters.simulated import (
     loaded_policy_of,
     policy_of,
 )
+from controller.decisions import Action, Scale, Sleep, TickRecord, Wake, WarmCache
 from controller.errors import ActuationError
 from controller.metrics import Metrics
+from controller.observations import Known, Signal
 from controller.policy_file import parse
-from controller.types import Known, Scale, Signal, Sleep, TickRecord, WarmCache
 from models.fleetsim.plant import Plant
 from models.fleetsim.scenario import H100_X4, PoolOf, ServiceOf
-from models.fleetsim.world import ASLEEP, DRAINING, GONE
+from models.fleetsim.telemetry import Exporters
+from models.fleetsim.world import ASLEEP, DRAINING, GONE, READY
 
 HOUR = (ServiceOf("assistant", (PoolOf("h100", H100_X4, 1, 8),), (0.2, 1.2, 2.4, 0.3, 0.1), bin_s=720.0),)
 
@@ -136,3 +138,29 @@ def test_warming_a_replica_caches_the_system_prompts_of_its_service() -> None:
     replica = world.plant.world.replicas[0]
     assert replica["computed_tokens"] >= sum(profile.system_tokens for profile in service.profiles)
     assert replica["kv_idle"] > 0
+
+
+@pytest.mark.parametrize(
+    "action", [Sleep("h100", ("h100-0", "h100-9")), Wake("h100", ("h100-9",)), WarmCache("h100", "h100-9")]
+)
+def test_an_action_on_a_replica_that_is_not_there_is_refused_and_nothing_is_done(action: Action) -> None:
+    world = simulated()
+    with pytest.raises(ActuationError, match="has no replica h100-9; there are: h100-0") as raised:
+        world.perform(action, 1)
+    assert raised.value.outcome_unknown is False
+    assert world.plant.world.replicas[0]["state"] == READY
+
+
+def test_an_action_on_a_replica_that_does_not_answer_yet_is_refused() -> None:
+    world = simulated()
+    world.perform(Scale("h100", 1, 2), 1)
+    (new,) = (page.name for page in Exporters(world.plant).pages() if page.rows is None)
+    for action in (Sleep("h100", (new,)), Wake("h100", (new,)), WarmCache("h100", new)):
+        with pytest.raises(ActuationError, match=f"{new} is starting and does not take this call"):
+            world.perform(action, 1)
+
+
+def test_waking_an_engine_that_is_awake_changes_nothing() -> None:
+    world = simulated()
+    assert world.perform(Wake("h100", ("h100-0",)), 1) == "done"
+    assert world.plant.world.replicas[0]["state"] == READY

@@ -5,8 +5,8 @@ from pathlib import Path
 from controller.adapters.exposition import PageReader
 from controller.adapters.series import Grouping, Row, SeriesStore
 from controller.adapters.signals import catalogue
+from controller.observations import Snapshot
 from controller.policy import FleetPolicy
-from controller.types import Snapshot
 
 METRICS = Path(__file__).parents[1] / "data" / "vllm_cpu" / "metrics"
 GROUPING = Grouping(("instance", "job", "pod", "namespace", "pool"))

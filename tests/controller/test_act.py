@@ -6,9 +6,7 @@ import pytest
 from captures import fleet
 
 from controller import act
-from controller.errors import ActuationError
-from controller.policy import FleetPolicy
-from controller.types import (
+from controller.decisions import (
     Action,
     ActionKind,
     AdmissionLimit,
@@ -17,18 +15,19 @@ from controller.types import (
     Expected,
     Mode,
     Move,
-    Outcome,
     Quadrant,
     Scale,
     SetAdmission,
     ShiftWeights,
     Sleep,
     Stage,
-    Status,
     Wake,
     WarmCache,
     Weight,
 )
+from controller.errors import ActuationError
+from controller.observations import Outcome, Status
+from controller.policy import FleetPolicy
 
 NOW_S = 1_790_000_000.0
 

@@ -7,8 +7,8 @@ from captures import fleet, snapshot
 from controller import check
 from controller.adapters import signals
 from controller.check import Findings, PoolFinding, Wanted
+from controller.observations import Sample, Signal, Snapshot, SourceHole
 from controller.policy import FleetPolicy
-from controller.types import Sample, Signal, Snapshot, SourceHole
 
 BUSY = "02_during_3.prom"
 WANTED = {

@@ -457,6 +457,23 @@ def test_reader_who_leaves_early_is_no_error(journal: Path, command: str, reader
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.parametrize("command", ["schema", "--help", "demo"])
+def test_output_that_cannot_be_written_is_one_sentence(command: str) -> None:
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run([*TRIMTAB, command], stdout=full, stderr=subprocess.PIPE, timeout=60, check=False)
+    assert done.returncode == 2
+    said = done.stderr.decode()
+    assert said == (
+        "trimtab: standard output can't be written (No space left on device); free space there, or write elsewhere\n"
+    )
+
+
+@pytest.mark.parametrize(("command", "code"), [("schema", 0), ("check nowhere.yaml", 2)])
+def test_streams_that_were_closed_before_the_start_are_no_bug(command: str, code: int) -> None:
+    script = f"{' '.join(TRIMTAB)} {command} >&- 2>&- <&-"
+    assert subprocess.run(["bash", "-c", script], timeout=60, check=False).returncode == code
+
+
 def on_terminal(columns: int, *arguments: str, **more: str) -> str:
     """What the command writes to a terminal of so many columns."""
     ours, theirs = pty.openpty()

@@ -7,21 +7,9 @@ from properties.worlds import START_S, PoolTick, WorldTick, play, pool_observati
 from ticks import NOW_S, tick_record
 
 from controller import act, explain, reasons
+from controller.decisions import ActionKind, Alarm, AlarmKind, Change, Hold, Mode, Stage, TickRecord
+from controller.observations import Hole, Nothing, Outcome, Status
 from controller.policy import FleetPolicy
-from controller.types import (
-    ActionKind,
-    Alarm,
-    AlarmKind,
-    Change,
-    Hold,
-    Hole,
-    Mode,
-    Nothing,
-    Outcome,
-    Stage,
-    Status,
-    TickRecord,
-)
 from models.types import Slo
 
 

@@ -7,9 +7,10 @@ from captures import fleet
 from properties.worlds import PoolTick, pool_observation
 
 from controller import guards
+from controller.decisions import AlarmKind, Hold, PoolState, Stage
 from controller.guards import Context, Ledger, Proposal
+from controller.observations import Hole, Known, Nothing, ReplicaState
 from controller.policy import FleetPolicy
-from controller.types import AlarmKind, Hold, Hole, Known, Nothing, PoolState, ReplicaState, Stage
 
 NOW_S = 1_790_000_000.0
 LONG_AGO_S = NOW_S - 3000

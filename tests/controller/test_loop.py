@@ -13,28 +13,15 @@ from controller import loop
 from controller.adapters.codec import canonical_bytes
 from controller.adapters.journal import SqliteJournal, open_reader
 from controller.adapters.recording import VLLM_CPU, RecordingTelemetry, VirtualClock
+from controller.decisions import Action, AlarmKind, ControllerState, PoolState, ReplicaMemory, TickRecord
 from controller.errors import JournalError, TelemetryError
 from controller.loop import Loop, Ports, Shown
 from controller.metrics import Metrics
+from controller.observations import Hole, Outcome, PoolFleet, Signal, Snapshot, SourceHole, Status
 from controller.policy_file import LoadedPolicy, PolicyWatch, load, parse
 from controller.ports import Journal, Telemetry
 from controller.replay import Recorded, replay
 from controller.step import step
-from controller.types import (
-    Action,
-    AlarmKind,
-    ControllerState,
-    Hole,
-    Outcome,
-    PoolFleet,
-    PoolState,
-    ReplicaMemory,
-    Signal,
-    Snapshot,
-    SourceHole,
-    Status,
-    TickRecord,
-)
 
 POLICY = VLLM_CPU.parent / "vllm_cpu.yaml"
 BURST_S = 130.0

@@ -11,20 +11,10 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 from ticks import NOW_S, assessment, pool_observation, tick_record
 
+from controller.decisions import ActionKind, Alarm, AlarmKind, Assessment, TickRecord
 from controller.gauges import FLEET_READINGS, POOL_READINGS, SERVICE_READINGS
 from controller.metrics import Metrics
-from controller.types import (
-    ActionKind,
-    Alarm,
-    AlarmKind,
-    Assessment,
-    Known,
-    PoolFleet,
-    PoolObservation,
-    ServiceObservation,
-    SourceHole,
-    TickRecord,
-)
+from controller.observations import Known, PoolFleet, PoolObservation, ServiceObservation, SourceHole
 from models.types import (
     Barycentric,
     Forecast,

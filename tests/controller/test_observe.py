@@ -13,14 +13,12 @@ from controller.adapters.exposition import PageReader
 from controller.adapters.recording import VLLM_CPU, RecordingTelemetry
 from controller.adapters.series import Grouping, SeriesStore
 from controller.adapters.signals import DCGM
-from controller.types import (
-    ControllerState,
+from controller.decisions import ControllerState, PoolState, ReplicaMemory
+from controller.observations import (
     Hole,
     Known,
     Nothing,
     PoolObservation,
-    PoolState,
-    ReplicaMemory,
     ReplicaState,
     Sample,
     Signal,

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 from fleets import EXAMPLES, NAMES, TEXT, changed
 
+from controller.decisions import ActionKind, Mode
 from controller.errors import PolicyError
 from controller.policy import FleetPolicy
 from controller.policy_file import load, parse, schema_text
-from controller.types import ActionKind, Mode
 
 
 def problems(text: str) -> list[str]:

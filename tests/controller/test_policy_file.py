@@ -10,10 +10,10 @@ from fleets import EXAMPLES, NAMES, TEXT, changed
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from controller.decisions import Mode
 from controller.errors import PolicyError
 from controller.policy import CornerTarget
 from controller.policy_file import MAX_BYTES, LoadedPolicy, PolicyWatch, load, parse
-from controller.types import Mode
 
 
 def test_files_that_can_not_be_read_say_why(tmp_path: Path) -> None:

@@ -1,3 +1,4 @@
+import contextlib
 import json
 import math
 import socket
@@ -14,16 +15,12 @@ from structlog.testing import capture_logs
 from ticks import NOW_S, tick_record
 
 from controller.answers import encode
-from controller.errors import JournalError, TrimtabError
-from controller.metrics import Metrics
-from controller.server import Server
-from controller.types import (
+from controller.decisions import (
     ActionKind,
     AdmissionLimit,
     Alarm,
     AlarmKind,
     Hold,
-    Known,
     SetAdmission,
     ShiftWeights,
     Sleep,
@@ -32,6 +29,10 @@ from controller.types import (
     WarmCache,
     Weight,
 )
+from controller.errors import JournalError, TrimtabError
+from controller.metrics import Metrics
+from controller.observations import Known
+from controller.server import CONNECTIONS, Server
 
 HEALTH_LIMIT_S = 30.0
 
@@ -397,3 +398,50 @@ def test_a_reader_who_does_not_read_holds_up_neither_ticks_nor_other_readers(loo
         assert client.get("/healthz").status_code == 200
         assert client.get("/api/v1/decisions?limit=1").json()["decisions"][0]["tick"] == 1001
         assert time.monotonic() - began_s < 5.0
+
+
+def test_connections_that_say_nothing_keep_no_reader_out(loop, server, client):
+    address = ("127.0.0.1", server.port)
+    silent = []
+    try:
+        for number in range(CONNECTIONS + 40):
+            one = socket.create_connection(address, timeout=10)
+            silent.append(one)
+            one.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\n" if number % 2 else b"")
+            if number % 50 == 0:
+                assert client.get("/healthz").status_code == 200
+        assert client.get("/healthz").status_code == 200
+        assert httpx.get(f"http://127.0.0.1:{server.port}/readyz", trust_env=False).status_code in {200, 503}
+        # The first ones had to give way, the last ones are still there.
+        silent[0].settimeout(10)
+        with contextlib.suppress(ConnectionResetError):
+            assert silent[0].recv(1) == b""
+        silent[-1].sendall(b"\r\n")
+        assert silent[-1].recv(4096).startswith(b"HTTP/1.1 200")
+    finally:
+        for one in silent:
+            one.close()
+
+
+def test_a_connection_without_a_request_is_closed_in_time(loop, monkeypatch):
+    monkeypatch.setattr("controller.server.HEADER_LIMIT_S", 0.2)
+    server = Server(loop, "127.0.0.1", 0, HEALTH_LIMIT_S)
+    server.start()
+    try:
+        with socket.create_connection(("127.0.0.1", server.port), timeout=10) as silent:
+            silent.sendall(b"GET /healthz HTT")
+            with contextlib.suppress(ConnectionResetError):
+                assert silent.recv(1) == b""
+    finally:
+        server.stop()
+
+
+def test_readers_who_do_not_read_keep_no_reader_out_either(loop, server, client):
+    for _ in range(60):
+        loop.publish(wide_tick(1))
+    address = ("127.0.0.1", server.port)
+    with contextlib.ExitStack() as open_ones:
+        for _ in range(CONNECTIONS + 10):
+            one = open_ones.enter_context(socket.create_connection(address, timeout=10))
+            one.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert client.get("/healthz").status_code == 200

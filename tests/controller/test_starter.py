@@ -10,11 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
+from controller.decisions import Mode
 from controller.errors import PolicyError
+from controller.observations import Labels
 from controller.policy import FleetPolicy
 from controller.policy_file import LoadedPolicy, parse
 from controller.starter import UNKNOWN_GPU, FoundEngine, engines_from, starter
-from controller.types import Labels, Mode
 
 CAPTURE = Path(__file__).resolve().parents[1] / "data" / "vllm_cpu"
 URL = "http://prometheus.monitoring:9090"

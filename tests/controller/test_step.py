@@ -17,31 +17,34 @@ from properties.worlds import (
     pool_observation,
 )
 
-from controller.observe import build
-from controller.policy import FleetPolicy
-from controller.step import step
-from controller.types import (
+from controller.decisions import (
     AlarmKind,
     ControllerState,
     Decision,
     Hold,
+    Mode,
+    PoolState,
+    ReplicaMemory,
+    Scale,
+    Stage,
+    Standing,
+)
+from controller.observations import (
     Hole,
     Known,
-    Mode,
     Nothing,
     Observation,
     Outcome,
-    PoolState,
-    ReplicaMemory,
+    Reading,
     ReplicaState,
-    Scale,
     Signal,
     Snapshot,
     SourceHole,
-    Stage,
-    Standing,
     Status,
 )
+from controller.observe import build
+from controller.policy import FleetPolicy
+from controller.step import step
 
 PER_REPLICA = 20.0
 """Calls/s that a replica of these pools carries with headroom (22 to be precise)."""
@@ -366,6 +369,31 @@ def test_a_pool_without_any_signal_is_held_and_called_for() -> None:
     assert lines(decision) == ["a: no usable signal: the observation does not contain the pool"]
     assert [alarm.kind for alarm in decision.alarms] == [AlarmKind.TELEMETRY_BLIND]
     assert after.pools[0].replicas == played.after.pools[0].replicas, "it is remembered who was there"
+
+
+@pytest.mark.parametrize(
+    ("wanted", "state", "kinds"),
+    [
+        (Known(0.0, 0.0), None, []),
+        (Known(0.0, 0.0), ReplicaState.DOWN, []),
+        (Known(0.0, 0.0), ReplicaState.BLIND, [AlarmKind.TELEMETRY_BLIND]),
+        (Known(1.0, 0.0), None, [AlarmKind.TELEMETRY_BLIND]),
+        (Known(1.0, 0.0), ReplicaState.DOWN, [AlarmKind.TELEMETRY_BLIND, AlarmKind.REPLICA_DOWN]),
+        (Hole(Nothing.ABSENT, "no cluster is read"), None, [AlarmKind.TELEMETRY_BLIND]),
+    ],
+)
+def test_a_pool_that_is_wanted_empty_and_is_empty_is_not_missed(
+    wanted: Reading, state: ReplicaState | None, kinds: list[AlarmKind]
+) -> None:
+    *_, played = play(policy(replicas={"min": 0, "max": 8}), [load(3)])
+    pool = played.observation.pools[0]
+    hole = Hole(Nothing.ABSENT, "no engine's series carry the labels that it selects")
+    replicas = () if state is None else (replace(pool.replicas[0], state=state, detail="it is silent"),)
+    unseen = replace(pool, replicas=replicas, offered_calls_per_s=hole, ttft_s=hole, itl_s=hole)
+    empty = replace(unseen, fleet=replace(pool.fleet, wanted=wanted))
+    observation = replace(played.observation, pools=(empty,), now_s=START_S + 30)
+    _, decision = step(policy(replicas={"min": 0, "max": 8}), played.after, observation)
+    assert [alarm.kind for alarm in decision.alarms] == kinds
 
 
 @pytest.mark.parametrize("now_s", [nan, inf, -inf])

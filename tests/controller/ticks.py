@@ -2,7 +2,7 @@
 
 from dataclasses import fields
 
-from controller.types import (
+from controller.decisions import (
     ActionKind,
     Alarm,
     AlarmKind,
@@ -11,25 +11,27 @@ from controller.types import (
     Decision,
     Expected,
     Hold,
-    Hole,
-    Known,
     Mode,
     Move,
+    Quadrant,
+    Scale,
+    Stage,
+    TickRecord,
+)
+from controller.observations import (
+    Hole,
+    Known,
     Nothing,
     Observation,
     Outcome,
     PoolFleet,
     PoolObservation,
-    Quadrant,
     Reading,
     ReplicaObservation,
     ReplicaState,
-    Scale,
     ServiceObservation,
     SourceHole,
-    Stage,
     Status,
-    TickRecord,
 )
 from models.types import (
     Barycentric,

@@ -16,7 +16,7 @@ from rig import Daemon, Engine, Prometheus, fleet, sql, strict, trimtab, until, 
 from servers import HttpServer
 
 from controller.adapters.journal import open_reader
-from controller.types import TickRecord
+from controller.decisions import TickRecord
 
 Start = Callable[[Path, Path], Daemon]
 Serve = Callable[..., HttpServer]

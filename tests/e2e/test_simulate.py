@@ -20,11 +20,12 @@ from controller import observe
 from controller.adapters.prometheus import PrometheusTelemetry
 from controller.adapters.series import PROMETHEUS_2, PROMETHEUS_3, Grouping, Row, Rules, SeriesStore
 from controller.adapters.signals import catalogue, tasks
+from controller.decisions import ControllerState
 from controller.errors import TrimtabError
+from controller.observations import Hole, Known, Observation, ReplicaState, Snapshot
 from controller.policy import FleetPolicy
 from controller.policy_file import load
 from controller.simulate import Served, Simulation, policy_for, scrape_config, write_targets
-from controller.types import ControllerState, Hole, Known, Observation, ReplicaState, Snapshot
 from models.fleetsim.build import Size
 from models.fleetsim.plant import Plant
 from models.fleetsim.scenario import CHAT, H100_X4, PoolOf, ServiceOf, Starts

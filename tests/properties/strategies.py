@@ -6,8 +6,7 @@ names, so that some are missing, some come twice, and some are unknown to the po
 
 from hypothesis import strategies as st
 
-from controller.policy import FleetPolicy
-from controller.types import (
+from controller.decisions import (
     ActionKind,
     AdmissionLimit,
     Alarm,
@@ -17,39 +16,42 @@ from controller.types import (
     ControllerState,
     Decision,
     Expected,
-    GpuObservation,
     Hold,
-    Hole,
-    Known,
     Mode,
     Move,
+    PoolState,
+    Quadrant,
+    ReplicaMemory,
+    Scale,
+    SetAdmission,
+    ShiftWeights,
+    Sleep,
+    Stage,
+    Standing,
+    Wake,
+    WarmCache,
+    Weight,
+)
+from controller.observations import (
+    GpuObservation,
+    Hole,
+    Known,
     Nothing,
     Observation,
     Outcome,
     PoolFleet,
     PoolObservation,
-    PoolState,
-    Quadrant,
     Reading,
-    ReplicaMemory,
     ReplicaObservation,
     ReplicaState,
     Sample,
-    Scale,
     ServiceObservation,
-    SetAdmission,
-    ShiftWeights,
     Signal,
-    Sleep,
     Snapshot,
     SourceHole,
-    Stage,
-    Standing,
     Status,
-    Wake,
-    WarmCache,
-    Weight,
 )
+from controller.policy import FleetPolicy
 from models.types import (
     Barycentric,
     Bin,

@@ -22,25 +22,10 @@ from properties.worlds import Played, play, pool_observation, pool_ticks, script
 
 from controller import explain, guards, observe
 from controller.adapters.codec import canonical_bytes
+from controller.decisions import ActionKind, Decision, Hold, Mode, Move, PoolState, Scale, TickRecord
 from controller.guards import Context, Ledger, Proposal
+from controller.observations import Hole, Known, Nothing, Observation, PoolObservation, Reading, ReplicaState
 from controller.step import step
-from controller.types import (
-    ActionKind,
-    Decision,
-    Hold,
-    Hole,
-    Known,
-    Mode,
-    Move,
-    Nothing,
-    Observation,
-    PoolObservation,
-    PoolState,
-    Reading,
-    ReplicaState,
-    Scale,
-    TickRecord,
-)
 
 ugly = settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 behaving = settings(max_examples=30, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])

@@ -9,22 +9,20 @@ from dataclasses import dataclass, fields, replace
 
 from hypothesis import strategies as st
 
-from controller.policy import FleetPolicy
-from controller.step import step
-from controller.types import (
-    ControllerState,
-    Decision,
+from controller.decisions import ControllerState, Decision, PoolState
+from controller.observations import (
     Hole,
     Known,
     Nothing,
     Observation,
     PoolFleet,
     PoolObservation,
-    PoolState,
     ReplicaObservation,
     ReplicaState,
     SourceHole,
 )
+from controller.policy import FleetPolicy
+from controller.step import step
 from models.types import Estimate, Load
 
 START_S = 1_790_000_000.0

@@ -32,21 +32,11 @@ from controller import explain, loop
 from controller.adapters.codec import canonical_bytes
 from controller.adapters.journal import SqliteJournal
 from controller.adapters.recording import VirtualClock
+from controller.decisions import Alarm, ControllerState, Scale, Stage, TickRecord
+from controller.observations import Outcome, Sample, Signal, Snapshot, SourceHole
 from controller.policy_file import LoadedPolicy, parse
 from controller.reasons import clock
 from controller.replay import Recorded, replay
-from controller.types import (
-    Alarm,
-    ControllerState,
-    Outcome,
-    Sample,
-    Scale,
-    Signal,
-    Snapshot,
-    SourceHole,
-    Stage,
-    TickRecord,
-)
 
 NOON_S = 1_789_992_000.0
 """Monday, 21 September 2026, 12:00 UTC."""
