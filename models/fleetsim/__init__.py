@@ -31,6 +31,6 @@ gateway               envoy_cluster_upstream_rq_*, envoy_http_local_rate_limit_*
 tasks                 traces_span_metrics_calls_total (OpenTelemetry)            service x class, as a task ends
 
 Modules: scenario (what there is, as values), plant (knobs, faults, the life of replicas), world (the memory), and the
-compiled ones: run (time), clients, gateway, engine, meters, cache, events, chance. `compiled` says how, and why so.
-`recount` counts a world from scratch and says what does not add up.
+compiled ones: run (time), clients, gateway, frontend, engine, meters, cache, events, chance. `compiled` says how,
+and why so. `recount` counts a world from scratch and says what does not add up.
 """

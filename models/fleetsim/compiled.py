@@ -16,7 +16,19 @@ from typing import Any, TypeVar
 
 from numba import njit
 
-SOURCES = ("world", "chance", "events", "cache", "meters", "engine", "gateway", "clients", "run", "compiled")
+SOURCES = (
+    "world",
+    "chance",
+    "events",
+    "cache",
+    "meters",
+    "engine",
+    "frontend",
+    "gateway",
+    "clients",
+    "run",
+    "compiled",
+)
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -11,8 +11,9 @@ always is. The first token comes with the step that ends the prefill.
     FLOP      = flop_per_token * padded tokens + flop_per_pair * sum over chunks of chunk*(context + chunk/2)
     bytes     = weights + kv_bytes * tokens of context that are read
 
-The decode batch is padded to the sizes of captured graphs (1, 2, 4, then multiples of 8). This is not the linear form
-that the planning side fits, on purpose: quadratic attention, padding and the maximum are what it has to cope with.
+The decode batch is padded to the sizes of captured graphs (1, 2, 4, then multiples of 8) unless the engine runs
+eagerly. This is not the linear form that the planning side fits, on purpose: quadratic attention, padding and the
+maximum are what it has to cope with.
 Gauges and counters change when a step ends, as they do in vLLM; a stopped engine keeps showing its last gauges.
 
 Steps in which everybody decodes and nobody waits are taken up to JUMP at a time, as one event of that many equal steps
@@ -29,6 +30,7 @@ from models.fleetsim import cache, events, meters
 from models.fleetsim.chance import lognormal
 from models.fleetsim.compiled import compiled
 from models.fleetsim.world import (
+    ARRIVING,
     DRAINING,
     LIFE,
     READY,
@@ -139,6 +141,8 @@ def leave(world: World, index: int) -> None:
         while world.queues[replica, place] != index:
             place += 1
         dequeue(world, replica, place)
+    elif call.state == ARRIVING:
+        home.arriving -= 1
     if world.tasks[call.task].live != WARM_UP:
         world.pools[home.pool].active -= 1
 
@@ -252,7 +256,7 @@ def schedule(world: World, replica: int) -> None:
     if home.stepping or home.state not in (READY, DRAINING):
         return
     if home.running + home.waiting == 0:
-        if home.state == DRAINING:
+        if home.state == DRAINING and home.arriving == 0:
             events.push(world, world.clock[0], LIFE, replica, home.life)
         return
     pool = world.pools[home.pool]
@@ -309,7 +313,7 @@ def _start_step(world: World, replica: int) -> None:
             fewest = 1
         read += call.computed
     steps = fewest if home.waiting == 0 and fewest > 1 and _reserve(world, replica, fewest) else 1
-    padded = decoding if decoding <= 2 else 4 if decoding <= 4 else ((decoding + 7) // 8) * 8
+    padded = decoding if decoding <= 2 or pool.eager else 4 if decoding <= 4 else ((decoding + 7) // 8) * 8
     flop = pool.flop_per_token * (padded + prefill) + pool.flop_per_pair * pairs
     moved = pool.weight_bytes + pool.kv_bytes * (read + 0.5 * (steps - 1) * decoding)
     took_s = max(flop / pool.flop_per_s, moved / pool.bytes_per_s) + pool.overhead_s
