@@ -1,6 +1,5 @@
 """The API server takes calls one after another; a call in it is aborted, lost and drained like any other."""
 
-import pytest
 from plants import ONE_STEP, count, engine_with, of_all, plant, pool, ready
 
 from models.fleetsim import world as w
@@ -22,9 +21,9 @@ def test_a_burst_waits_in_the_api_server_and_not_in_the_queue() -> None:
         p.run(100.0)
         assert count(p, "finished") == 40
         assert recount(p) == ()
-    waited_s = (of_all(behind, "ttft_sum") - of_all(at_once, "ttft_sum")) / 40
-    # The mean of 0.1, 0.2, ..., 4.0 s; prefills that share no step are over sooner.
-    assert waited_s == pytest.approx(2.05, rel=0.1)
+    # The mean of 0.1, 0.2, ..., 4.0 s, and a prefill, which no other delays now.
+    assert 2.05 < of_all(behind, "ttft_sum") / 40 < 2.15
+    assert of_all(at_once, "ttft_sum") / 40 < 1.0
     assert of_all(behind, "queue_sum") < 1.0
 
 
