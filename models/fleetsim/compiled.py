@@ -17,8 +17,8 @@ from typing import Any, TypeVar
 from numba import njit
 
 SOURCES = (
-    "world", "chance", "events", "cache", "meters", "memory", "steps", "engine", "gateway", "clients", "run",
-    "compiled",
+    "world", "chance", "events", "cache", "meters", "memory", "steps", "engine", "frontend", "gateway", "clients",
+    "run", "compiled",
 )  # fmt: skip
 
 F = TypeVar("F", bound=Callable[..., Any])
