@@ -34,8 +34,9 @@ STAMP = _stamp()
 
 def _wide(argument: Any) -> Any:
     """The type that stands for an argument's: no literals, and 64 bits for every signed integer."""
-    plain = types.unliteral(argument)
-    return types.int64 if isinstance(plain, types.Integer) and plain.signed else plain
+    known: Any = types
+    plain = known.unliteral(argument)
+    return known.int64 if isinstance(plain, known.Integer) and plain.signed else plain
 
 
 def compiled(function: F) -> F:

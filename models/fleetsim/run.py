@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from models.fleetsim import clients, engine, events
+from models.fleetsim import clients, engine, events, meters
 from models.fleetsim.compiled import compiled
 from models.fleetsim.world import (
     CLIENT_SENDS,
@@ -51,6 +51,8 @@ def _step_ends(world: World, replica: int, mark: int, finished: Places) -> None:
     done = engine.end_step(world, replica, finished)
     for place in range(done):
         clients.complete(world, finished[place])
+    # Calls that end have left by the time that an engine sets its gauges: one that goes idle says that it runs none.
+    meters.publish(world, replica)
     engine.schedule(world, replica)
 
 
