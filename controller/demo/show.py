@@ -13,6 +13,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
@@ -147,9 +148,10 @@ def _all(day: DayOf, console: Console) -> tuple[Run, ...]:
     context = multiprocessing.get_context("spawn")
     processes: list[SpawnProcess] = []
     pipes: dict[Connection, Side] = {}
-    # The terminal's Ctrl-C reaches every process, and the parent is the one to answer it: what is ignored here is
-    # ignored in a child from its first moment on.
-    answered = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # The terminal's Ctrl-C reaches every process, and the parent is the one to answer it: a child inherits the mask, a
+    # Ctrl-C meanwhile waits. Python's tracker of resources lifts the mask when it starts, so it starts first.
+    resource_tracker.ensure_running()
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         for side in Side:
             ours, theirs = context.Pipe(duplex=False)
@@ -158,10 +160,10 @@ def _all(day: DayOf, console: Console) -> tuple[Run, ...]:
             theirs.close()
             processes.append(process)
             pipes[ours] = side
-        signal.signal(signal.SIGINT, answered)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         return _listen(pipes, day, console)
     finally:
-        signal.signal(signal.SIGINT, answered)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         for process in processes:
             process.terminate()
             process.join()

@@ -26,6 +26,8 @@ from models.fleetsim.recount import recount
 
 DAY = short_day(3)
 
+pytestmark = pytest.mark.timeout(900)  # four half hours, on machines that are busy with other work
+
 
 @pytest.fixture(scope="module")
 def played() -> dict[Side, tuple[Course, Run]]:
