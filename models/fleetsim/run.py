@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from models.fleetsim import clients, engine, events, frontend, steps
+from models.fleetsim import clients, engine, events, frontend, meters, steps
 from models.fleetsim.compiled import compiled
 from models.fleetsim.world import (
     ARRIVING,
@@ -55,6 +55,8 @@ def _step_ends(world: World, replica: int, mark: int, finished: Places) -> None:
     done = steps.end_step(world, replica, finished)
     for place in range(done):
         clients.complete(world, finished[place])
+    # Calls that end have left by the time that an engine sets its gauges: one that goes idle says that it runs none.
+    meters.publish(world, replica)
     engine.schedule(world, replica)
 
 

@@ -125,7 +125,6 @@ def end_step(world: World, replica: int, finished: Places) -> int:
         if world.calls[index].generated >= world.calls[index].output:
             finished[done] = index
             done += 1
-    meters.publish(world, replica)
     return done
 
 
