@@ -162,7 +162,7 @@ def test_ctrl_c_ends_it_with_one_line(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("command", "code", "words"),
-    [("schema >&-", 0, ""), ("demo --short >/dev/full", 2, "no space left"), ("demo --short | true", 0, "")],
+    [("schema >&-", 0, ""), ("demo --short >/dev/full", 2, "No space left"), ("demo --short | true", 0, "")],
 )
 def test_an_output_that_takes_nothing_is_no_bug(tmp_path: Path, command: str, code: int, words: str) -> None:
     script = f"set -o pipefail; {' '.join(TRIMTAB)} {command}"
