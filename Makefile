@@ -31,6 +31,8 @@ bench: .venv/development
 	$(PYTHON) -m venv .venv
 	$(PIP) --require-hashes -r requirements.lock
 	$(PIP) --no-build-isolation -e .
+	@echo "compiling the simulator to machine code, once: about 40 s"
+	$(BIN)/python -m models.fleetsim
 	@touch $@
 
 .venv/development: .venv/runtime requirements-dev.lock

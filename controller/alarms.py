@@ -2,16 +2,23 @@
 
 A mislabelled autoscaler that does nothing and stays green is a known outage; so a pool without a usable signal is an
 alarm of its own, and so is every engine that answers its health check and does not work.
+
+A replica that has never served, in a pool that was told to grow within `STARTING_LEADS` lead times, is starting: its
+scrape fails and nobody is called. Longer than that, or without such a move, it is down like any other.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
-from controller.decisions import Alarm, AlarmKind, Hold
+from controller.decisions import Alarm, AlarmKind, Hold, PoolState
 from controller.observations import Hole, Known, Observation, PoolObservation, ReplicaState, Status
 from controller.reasons import number
 from models.types import Slo
+
+STARTING_LEADS = 2.0
+"""How long, in lead times since the pool's last move, a replica that never served is taken to be starting."""
 
 _OF_STATE = {
     ReplicaState.HUNG: (AlarmKind.REPLICA_HUNG, ": restart it"),
@@ -19,11 +26,31 @@ _OF_STATE = {
 }
 
 
-def alarms(
-    observation: Observation, pools: tuple[tuple[PoolObservation, Slo], ...], holds: tuple[Hold, ...]
-) -> tuple[Alarm, ...]:
-    """Every alarm of a tick, pool by pool; `pools` are those of the policy, whether they were observed or not."""
-    found = [alarm for pool, slo in pools for alarm in (*_of_pool(pool), *_of_promise(pool, slo))]
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """A pool of the policy, observed or not, with its promise, what is remembered of it, and its lead time."""
+
+    observation: PoolObservation
+    slo: Slo
+    memory: PoolState
+    lead_s: float
+
+    def starting(self, now_s: float) -> frozenset[str]:
+        """Replicas that are being started by a move of this pool."""
+        last_s = max(self.memory.scaled_at_s, default=None)
+        if last_s is None or now_s - last_s > STARTING_LEADS * self.lead_s:
+            return frozenset()
+        served = {memory.name for memory in self.memory.replicas}
+        down = (r.name for r in self.observation.replicas if r.state is ReplicaState.DOWN)
+        return frozenset(name for name in down if name not in served)
+
+
+def alarms(observation: Observation, pools: tuple[Watched, ...], holds: tuple[Hold, ...]) -> tuple[Alarm, ...]:
+    """Every alarm of a tick, pool by pool."""
+    found: list[Alarm] = []
+    for pool in pools:
+        found += _of_pool(pool.observation, pool.starting(observation.now_s))
+        found += _of_promise(pool.observation, pool.slo)
     found += [Alarm(AlarmKind.TELEMETRY_PARTIAL, hole.source, hole.detail) for hole in observation.holes]
     found += [Alarm(hold.alarm, hold.target, hold.reason) for hold in holds if hold.alarm is not None]
     found += [
@@ -52,7 +79,7 @@ def _is_empty(pool: PoolObservation) -> bool:
     return unwanted and all(replica.state is ReplicaState.DOWN for replica in pool.replicas)
 
 
-def _of_pool(pool: PoolObservation) -> Iterator[Alarm]:
+def _of_pool(pool: PoolObservation, starting: frozenset[str]) -> Iterator[Alarm]:
     empty = _is_empty(pool)
     if isinstance(pool.offered_calls_per_s, Hole) and not empty:
         detail = pool.offered_calls_per_s.detail
@@ -60,7 +87,7 @@ def _of_pool(pool: PoolObservation) -> Iterator[Alarm]:
     elif blind := pool.count(ReplicaState.BLIND):
         yield Alarm(AlarmKind.TELEMETRY_BLIND, pool.name, f"{blind} of {len(pool.replicas)} replicas are unreadable")
     for replica in pool.replicas:
-        if replica.state in _OF_STATE and not empty:
+        if replica.state in _OF_STATE and not empty and replica.name not in starting:
             kind, advice = _OF_STATE[replica.state]
             yield Alarm(kind, f"{pool.name}/{replica.name}", f"{replica.detail}{advice}")
     for gpu in pool.gpus:

@@ -186,18 +186,43 @@ def schema() -> None:
     commands.schema()
 
 
-@app.command(short_help="The daemon on captured telemetry of two real engines.")
+@app.command(short_help="A simulated day with and without Trimtab, side by side.")
 def demo(
     recorded: Annotated[
-        bool, typer.Option("--recorded", help="Captured telemetry of two real vLLM engines (the only demo yet).")
-    ] = True,
-    journal: Annotated[Path | None, typer.Option(help="Keep the demo's journal in this file.")] = None,
+        bool, typer.Option("--recorded", help="Instead: the daemon on captured telemetry of two real vLLM engines.")
+    ] = False,
+    report: Annotated[
+        Path | None, typer.Option("--report", help="Write the plots here [default: trimtab-demo.html].")
+    ] = None,
+    as_json: JsonOption = False,
+    seed: Annotated[int, typer.Option(min=0, help="Another seed, another day.")] = 1,
+    short: Annotated[bool, typer.Option("--short", help="Half an hour instead of three hours: a first look.")] = False,
+    journal: Annotated[Path | None, typer.Option(help="With --recorded: keep the demo's journal in this file.")] = None,
 ) -> None:
-    """The daemon on captured telemetry of two real vLLM engines, on virtual time."""
-    from controller import commands
+    """A simulated day, played twice: with a fixed fleet, and with the daemon's own loop in charge of the same one.
 
-    del recorded
-    _answer(yes=commands.play_demo(journal))
+    Prints what happened as it happens, a table of both, and where the plots are. With --recorded: the daemon on
+    captured telemetry of two real vLLM engines, on virtual time; it recommends, no more.
+    """
+    if recorded:
+        if report is not None or as_json or short:
+            raise TrimtabError(
+                "--report, --json and --short are for the simulated day; leave them out with --recorded."
+            )
+        from controller import commands
+
+        _answer(yes=commands.play_recorded(journal))
+        return
+    if journal is not None:
+        raise TrimtabError("--journal is for the recorded demo; add --recorded.")
+    from controller import commands
+    from controller.demo import show
+
+    try:
+        show.play(show.Options(report or show.REPORT, as_json, seed, short), commands.out)
+    except KeyboardInterrupt:
+        sys.stderr.write("trimtab: stopped; no report was written\n")
+        raise typer.Exit(130) from None
 
 
 @app.command(short_help="A simulated fleet in real time, for a Prometheus to scrape.")

@@ -1,4 +1,4 @@
-"""What the commands do, and the only place that wires adapters to the loop.
+"""What the commands do; with `controller.demo.day`, which runs the loop on a plant, all that wires adapters to it.
 
 A command says what it found on standard output and returns; one that asks a question returns whether the answer is yes.
 What is wrong outside is raised as a TrimtabError, which controller.cli turns into one sentence.
@@ -20,7 +20,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import track
 
-from controller import answers, check, demo, explain, logs, loop, reasons, replay, settings, tables
+from controller import answers, check, explain, logs, loop, reasons, replay, settings, tables
 from controller.adapters import recording, signals
 from controller.adapters.clock import WallClock
 from controller.adapters.codec import canonical_bytes
@@ -28,6 +28,7 @@ from controller.adapters.journal import JournalReader, SqliteJournal, open_reade
 from controller.adapters.prometheus import PrometheusTelemetry
 from controller.adapters.scrape import ScrapeTelemetry
 from controller.decisions import ControllerState, TickRecord
+from controller.demo import recorded
 from controller.errors import PolicyError, TelemetryError, TrimtabError
 from controller.metrics import Metrics
 from controller.policy import FleetPolicy, PrometheusSource
@@ -212,15 +213,21 @@ def simulate(serving: Serving, *, policy_out: Path | None, prometheus: str) -> N
         signal.signal(number, lambda *_: stop.set())
     if policy_out is not None and os.path.lexists(policy_out):
         raise _exists(policy_out, "--policy-out")
-    # The simulator compiles itself, which takes a minute the first time and is not for the other commands to wait for.
-    sys.stderr.write("trimtab: preparing the simulated fleet (the first time this takes a minute or two)\n")
-    from controller import simulate as simulated  # noqa: PLC0415 - it takes seconds to load
-    from models.fleetsim.plant import Plant  # noqa: PLC0415 - it takes seconds to load
+    from models.fleetsim.ready import COMPILING_S, is_compiled  # noqa: PLC0415  (takes a second to import)
+
+    if not is_compiled():
+        sys.stderr.write(f"trimtab: compiling the simulator, once on this machine: about {COMPILING_S} s\n")
+    from controller import simulate as simulated  # noqa: PLC0415
+    from models.fleetsim.plant import Plant  # noqa: PLC0415
 
     plant = Plant(simulated.SCENARIO, serving.seed)
-    with contextlib.closing(simulated.Simulation(plant, speed=serving.speed, port=serving.port)) as simulation:
+    with contextlib.ExitStack() as stack:
+        simulation = simulated.Simulation(plant, speed=serving.speed, port=serving.port)
+        stack.enter_context(contextlib.closing(simulation))
         if serving.file_sd is not None:
             simulated.write_targets(serving.file_sd, simulation.targets())
+            # A Prometheus goes on scraping what the file names, for as long as it is there.
+            stack.callback(serving.file_sd.unlink, missing_ok=True)
         if policy_out is not None:
             _create(policy_out, simulated.policy_for(simulated.SCENARIO, prometheus).text, "--policy-out")
         sys.stdout.write(simulated.scrape_config(simulation.targets(), serving.file_sd))
@@ -229,7 +236,7 @@ def simulate(serving: Serving, *, policy_out: Path | None, prometheus: str) -> N
         simulation.run(stop, math.inf if serving.seconds is None else serving.seconds, serving.file_sd)
 
 
-def play_demo(journal: Path | None) -> bool:
+def play_recorded(journal: Path | None) -> bool:
     """Whether the replay of the recorded demo decides as the demo did."""
     logs.configure("console", "error")
     telemetry = recording.RecordingTelemetry(recording.VLLM_CPU)
@@ -246,9 +253,9 @@ def play_demo(journal: Path | None) -> bool:
             ports = loop.Ports(recording.VirtualClock(start_s, end_s), telemetry, journal=records)
             shown = loop.Shown(metrics, lambda _: ())
             daemon = loop.Loop(ports, loaded, lambda _: telemetry, metrics, shown)
-            _say(demo.INTRODUCTION)
-            story = demo.play(lambda listen: daemon.run(listen=listen), out, reasons.clock(start_s), start_s, end_s)
-        demo.summary(story, out)
+            _say(recorded.INTRODUCTION)
+            story = recorded.play(lambda listen: daemon.run(listen=listen), out, reasons.clock(start_s), start_s, end_s)
+        recorded.summary(story, out)
         with contextlib.closing(open_reader(kept)) as records:
             total, differing = _replay(records, quiet=True)
     _say(f"{story.ticks} ticks; {total} replayed from the journal, {len(differing)} of them decided differently.")

@@ -78,9 +78,11 @@ def build(
     for name in policy.pools:
         memories = remembered.get(name, ())
         known = {memory.name: now_s - memory.last_seen_s for memory in memories}
-        seen = raw.get(name, {})
+        seen: Mapping[str, Raw] = raw.get(name, {})
         recent = set(known)
         if not (snapshot.failed or snapshot.holes):
+            seen = _without_leavers(fleets.get(name, no_fleet(name)), seen)
+            recent -= _unwanted(fleets.get(name, no_fleet(name)), seen, recent)
             recent -= _removed(standing.get(name), recent - seen.keys())
             recent -= _replaced(memories, seen, now_s)
         replicas = tuple(
@@ -110,6 +112,29 @@ def _replaced(memories: Iterable[ReplicaMemory], seen: Mapping[str, Raw], now_s:
             newcomers.remove(successor)
             gone.add(memory.name)
     return gone
+
+
+def _speaking(seen: Mapping[str, Raw]) -> set[str]:
+    return {name for name, raw in seen.items() if Signal.HEARTBEAT_AGE_S in raw.values}
+
+
+def _complete(fleet: PoolFleet, seen: Mapping[str, Raw]) -> bool:
+    """Whether as many replicas speak as the cluster wants: then none is missing, whatever has vanished."""
+    wanted = fleet.wanted
+    return isinstance(wanted, Known) and 0 < wanted.value <= len(_speaking(seen))
+
+
+def _without_leavers(fleet: PoolFleet, seen: Mapping[str, Raw]) -> Mapping[str, Raw]:
+    """What was said, without the last rates of replicas that are no scrape target any more and that nobody misses."""
+    if not _complete(fleet, seen):
+        return seen
+    speaking = _speaking(seen)
+    return {name: raw for name, raw in seen.items() if name in speaking or Signal.UP in raw.values}
+
+
+def _unwanted(fleet: PoolFleet, seen: Mapping[str, Raw], recent: set[str]) -> set[str]:
+    """Replicas that vanished and that nobody misses: a scale-in that is done, a lost node's that are replaced."""
+    return recent - seen.keys() if _complete(fleet, seen) else set()
 
 
 def _removed(standing: Standing | None, vanished: set[str]) -> set[str]:

@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from math import isfinite
 
 from controller import guards, reasons, standing
-from controller.alarms import alarms
+from controller.alarms import Watched, alarms
 from controller.decisions import (
     ActionKind,
     Assessment,
@@ -135,7 +135,7 @@ def step(policy: FleetPolicy, state: ControllerState, observation: Observation) 
         now_s,
         tuple(moves),
         (*holds, *_service_holds(policy)),
-        alarms(observation, tuple((item.observation, item.slo) for item in seen), tuple(holds)),
+        alarms(observation, tuple(_watched(item) for item in seen), tuple(holds)),
         tuple(replace(item.assessment, standing=memories[item.pool.name].standing) for item in seen),
     )
     return ControllerState(tick, now_s, tuple(memories[item.pool.name] for item in seen), learnt), decision
@@ -303,6 +303,10 @@ def _ledger(policy: FleetPolicy, seen: list[_Seen]) -> Ledger:
 def _promise(item: _Seen, memory: PoolState) -> Proposal:
     """From what is there to what stands: replicas that may still come."""
     return Proposal(item.pool.name, item.current, standing.promised(memory, item.current), ())
+
+
+def _watched(item: _Seen) -> Watched:
+    return Watched(item.observation, item.slo, item.memory, item.pool.cold_start_s)
 
 
 def _turn(item: _Seen) -> tuple[bool, float]:

@@ -2,8 +2,8 @@
 
 Followed are the offered calls/s of every pool and service, and of every service its tasks/s, prompt tokens/s (all, and
 those computed), output tokens/s and running calls: what was offered, so that shed calls count and retries don't. Each
-is a series of bins of 60 s for `models.forecast`, which learns from it quantiles 2, 5, 10 and 20 minutes ahead. A
-forecast for another lead lies on the line between its neighbours, the newest bin being the one of lead 0; beyond 20
+is a series of bins of 60 s for `models.forecast`, which learns from it quantiles 2, 5 and 10 minutes ahead. A
+forecast for another lead lies on the line between its neighbours, the newest bin being the one of lead 0; beyond 10
 minutes the last one stands.
 
 Until five forecasts of a horizon have met their bin there is no spread to speak of, and the forecast is persistence:
@@ -41,7 +41,7 @@ RESET_S = 3600.0
 """A clock set back by more than this was wrong before: the history it wrote is dropped, or it would block for long."""
 
 BIN_S = 60.0
-GRID = Grid(BIN_S, (2, 5, 10, 20))
+GRID = Grid(BIN_S, (2, 5, 10))
 JUDGED_MIN = 5
 LOAD_MAX = 1e15
 """A load beyond this is a broken counter; its square is still a number."""

@@ -54,7 +54,7 @@ limits                test_limited_calls_are_counted_by_class_stage_and_attempt
 tasks                 test_tasks_are_counted_by_service_and_class_as_they_end
 
 Modules: scenario (what there is, as values), plant (knobs, faults, the life of replicas), world (the memory), and the
-compiled ones: run (time), clients, gateway, engine, steps, memory, meters, cache, events, chance; `compiled` says how,
-and why so. What is read: telemetry (pages), dcgm, envoy, exposition. `recount` counts a world from scratch and says
-what does not add up.
+compiled ones: run (time), clients, gateway, frontend, engine, steps, memory, meters, cache, events, chance; `compiled`
+says how, and why so. What is read: telemetry (pages), dcgm, envoy, exposition. `recount` counts a world from scratch
+and says what does not add up.
 """

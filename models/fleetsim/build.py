@@ -140,6 +140,7 @@ def _fill_pools(world: World, services: tuple[ServiceOf, ...], pools: tuple[Pool
         row["flop_per_token"], row["flop_per_pair"] = 2 * e.parameters, 4 * e.layers * e.hidden
         row["flop_per_s"], row["bytes_per_s"] = h.flop_per_s, h.bytes_per_s
         row["overhead_s"], row["per_seq_s"], row["noise"] = e.overhead_s, e.per_sequence_s, e.noise
+        row["frontend_s"], row["eager"] = e.frontend_s, e.eager
         world.replicas["pool"][place : place + pool.replicas_max] = index
         place += pool.replicas_max
 

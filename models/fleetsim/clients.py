@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from models.fleetsim import cache, engine, events, gateway, meters
+from models.fleetsim import cache, engine, events, frontend, gateway, meters
 from models.fleetsim.chance import bits, exponential, lognormal, uniform
 from models.fleetsim.compiled import compiled
 from models.fleetsim.world import (
@@ -130,8 +130,7 @@ def warm(world: World, service: int, profile: int, replica: int) -> None:
     world.free_left[CALLS_LEFT] -= 1
     task.call = number
     world.calls[number].replica = replica
-    engine.enqueue(world, number, False)
-    engine.schedule(world, replica)
+    frontend.receive(world, number)
 
 
 @compiled
@@ -164,7 +163,7 @@ def _new_call(world: World, index: int) -> int:
     call.computed, call.generated, call.in_step, call.own_blocks, call.preempted, call.cached = 0, 0, 0, 0, 0, 0
     call.system_held, call.prefilled, call.starved_s = 0, 0, -1.0
     call.chain, call.uses_system, call.first_s = -1, -1, -1.0
-    call.sent_s, call.admitted_s = world.clock[0], world.clock[0]
+    call.sent_s, call.queued_s, call.admitted_s = world.clock[0], world.clock[0], world.clock[0]
     return number
 
 

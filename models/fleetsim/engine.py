@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from models.fleetsim import cache, events, memory, steps
 from models.fleetsim.compiled import compiled
-from models.fleetsim.world import DRAINING, LIFE, READY, RUNNING, WAITING, WARM_UP, World
+from models.fleetsim.world import ARRIVING, DRAINING, LIFE, READY, RUNNING, WAITING, WARM_UP, World
 
 
 @compiled
@@ -73,6 +73,8 @@ def leave(world: World, index: int) -> None:
         while world.queues[replica, place] != index:
             place += 1
         dequeue(world, replica, place)
+    elif call.state == ARRIVING:
+        home.arriving -= 1
     if world.tasks[call.task].live != WARM_UP:
         world.pools[home.pool].active -= 1
 
@@ -171,7 +173,7 @@ def schedule(world: World, replica: int) -> None:
     if home.stepping or home.state not in (READY, DRAINING):
         return
     if home.running + home.waiting == 0:
-        if home.state == DRAINING:
+        if home.state == DRAINING and home.arriving == 0:
             events.push(world, world.clock[0], LIFE, replica, home.life)
         return
     pool = world.pools[home.pool]

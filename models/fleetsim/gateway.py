@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from models.fleetsim import engine
+from models.fleetsim import frontend
 from models.fleetsim.chance import mixed, uniform
 from models.fleetsim.compiled import compiled
 from models.fleetsim.world import READY, World
@@ -72,7 +72,7 @@ def _replica(world: World, pool: int, home: np.uint64) -> int:
         replica = world.replicas[index]
         if replica.pool != pool or replica.state != READY:
             continue
-        load = replica.running + replica.waiting
+        load = replica.running + replica.waiting + replica.arriving
         if best < 0 or load < best_load:
             best, best_load = index, load
         rank = mixed(home ^ mixed(np.uint64(index + 1)))
@@ -100,14 +100,13 @@ def route(world: World, index: int, home: np.uint64) -> int:
         counts.unroutable += 1
         return UNROUTABLE
     bound = world.pools[pool].max_queued
-    place_left = world.queues.shape[1] - world.replicas[replica].waiting
-    if (bound >= 0 and world.replicas[replica].waiting >= bound) or place_left <= 0:
+    queued = world.replicas[replica].waiting + world.replicas[replica].arriving
+    if (bound >= 0 and queued >= bound) or queued >= world.queues.shape[1]:
         world.replicas[replica].rejected += 1
         counts.refused += 1
         return REFUSED
     counts.admitted += 1
     call.replica = replica
     world.pools[pool].active += 1
-    engine.enqueue(world, index, False)
-    engine.schedule(world, replica)
+    frontend.receive(world, index)
     return ADMITTED

@@ -59,6 +59,6 @@ def finished(world: World, index: int) -> None:
     home = world.replicas[replica]
     home.stopped += 1
     home.e2e_sum += now_s - call.sent_s
-    home.queue_sum += call.admitted_s - call.sent_s
+    home.queue_sum += call.admitted_s - call.queued_s
     world.e2e_counts[replica, bucket(REQUEST_BOUNDS, now_s - call.sent_s)] += 1
-    world.queue_counts[replica, bucket(REQUEST_BOUNDS, call.admitted_s - call.sent_s)] += 1
+    world.queue_counts[replica, bucket(REQUEST_BOUNDS, call.admitted_s - call.queued_s)] += 1

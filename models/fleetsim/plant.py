@@ -169,7 +169,7 @@ class Plant:
     def warm(self, replica: int, profile: int) -> None:
         """Send a replica a profile's system prompt and ask for one token: it is cached, at the cost of its prefill."""
         row = self.world.replicas[replica]
-        room = int(row["waiting"]) < self.world.queues.shape[1]
+        room = int(row["waiting"]) + int(row["arriving"]) < self.world.queues.shape[1]
         if self._state(replica) == w.READY and room and self.profiles[profile].system_tokens > 0:
             service = int(self.world.pools[int(row["pool"])]["service"])
             clients.warm(self.world, service, profile, replica)
@@ -275,7 +275,7 @@ class Plant:
         self._after_drain[replica] = then
         if int(row["state"]) != w.DRAINING:
             self._enter(replica, w.DRAINING)
-        if int(row["running"]) + int(row["waiting"]) == 0:
+        if int(row["running"]) + int(row["waiting"]) + int(row["arriving"]) == 0:
             events.push(self.world, self.now_s, w.LIFE, replica, int(row["life"]))
 
     def _roll_on(self, pool: str) -> None:

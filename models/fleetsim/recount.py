@@ -169,12 +169,20 @@ def _places(plant: Plant) -> Iterator[str]:
             if world.calls[index]["state"] != state or world.calls[index]["replica"] != replica or index in seen:
                 yield f"call {index} is not where replica {replica} has it"
             seen[index] = replica
+        arriving = [i for i in _in_flight(plant) if _arrives_at(plant, i, replica)]
+        seen.update(dict.fromkeys(arriving, replica))
+        yield from _differs(f"calls in the API server of replica {replica}", home["arriving"], len(arriving))
     flying = set(_in_flight(plant))
     if flying != set(seen):
         yield f"{len(flying)} calls are in flight, {len(seen)} in queues and batches"
     for index in flying:
         if world.tasks[world.calls[index]["task"]]["call"] != index:
             yield f"call {index} is not the one its task waits for"
+
+
+def _arrives_at(plant: Plant, index: int, replica: int) -> bool:
+    call = plant.world.calls[index]
+    return int(call["state"]) == w.ARRIVING and int(call["replica"]) == replica
 
 
 def _rows(plant: Plant) -> Iterator[str]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from models.fleetsim import clients, engine, events, steps
+from models.fleetsim import clients, engine, events, frontend, meters, steps
 from models.fleetsim.compiled import compiled
 from models.fleetsim.world import (
+    ARRIVING,
     CLIENT_SENDS,
     EVENTS,
+    FRONTEND_ENDS,
     LIFE,
     STEP_ENDS,
     TASK_ARRIVES,
@@ -32,6 +34,8 @@ def run(world: World, until_s: float, finished: Places) -> bool:
         events.pop(world)
         if kind == STEP_ENDS:
             _step_ends(world, index, mark, finished)
+        elif kind == FRONTEND_ENDS:
+            frontend.pass_on(world, index, mark)
         elif kind == CLIENT_SENDS:
             clients.wake(world, index, mark)
         elif kind == TASK_ARRIVES:
@@ -51,6 +55,8 @@ def _step_ends(world: World, replica: int, mark: int, finished: Places) -> None:
     done = steps.end_step(world, replica, finished)
     for place in range(done):
         clients.complete(world, finished[place])
+    # Calls that end have left by the time that an engine sets its gauges: one that goes idle says that it runs none.
+    meters.publish(world, replica)
     engine.schedule(world, replica)
 
 
@@ -64,3 +70,7 @@ def lose_all(world: World, replica: int) -> None:
         clients.lose(world, world.running[replica, home.running - 1])
     while home.waiting > 0:
         clients.lose(world, world.queues[replica, home.waiting - 1])
+    for index in range(world.calls.shape[0] if home.arriving > 0 else 0):
+        if world.calls[index].state == ARRIVING and world.calls[index].replica == replica:
+            clients.lose(world, index)
+    home.frontend_free_s = world.clock[0]

@@ -27,6 +27,8 @@ class Engine:
 
     layers, hidden, kv_heads_size: attention costs 4*layers*hidden FLOP per pair of tokens; a token's KV takes
     2*layers*kv_heads_size*kv_bytes_per_element bytes. max_queued: --max-num-queued-reqs, -1 for none.
+    frontend_s: what its API server takes for a call, one after another, before the engine hears of it.
+    eager: --enforce-eager, without captured graphs, so that a decode batch is not padded to the size of one.
     """
 
     parameters: float = 70e9
@@ -42,6 +44,8 @@ class Engine:
     by_priority: bool = False
     overhead_s: float = 0.004
     per_sequence_s: float = 2e-5
+    frontend_s: float = 0.0
+    eager: bool = False
     noise: float = 0.05
 
 

@@ -8,8 +8,9 @@ Example: 20 calls decode at 8,000 tokens of context on four H100s (70e9 paramete
 token): (24 * 1.4e11 + 2.6e6 * 160,000) FLOP / 3.6e15 = 1 ms of compute, (7e10 + 3.3e5 * 160,000) bytes / 1.0e13 = 12 ms
 of memory, and 4 ms + 20 * 0.02 ms of overhead: 17 ms.
 
-The decode batch is padded to the sizes of captured graphs (1, 2, 4, then multiples of 8). This is not the linear form
-that the planning side fits, on purpose: quadratic attention, padding and the maximum are what it has to cope with.
+The decode batch is padded to the sizes of captured graphs (1, 2, 4, then multiples of 8) unless the engine runs
+eagerly. This is not the linear form that the planning side fits, on purpose: quadratic attention, padding and the
+maximum are what it has to cope with.
 Gauges and counters change when a step ends, as they do in vLLM; a stopped engine keeps showing its last gauges.
 
 Steps in which everybody decodes and nobody waits are taken up to JUMP at a time, as one event of that many equal steps
@@ -55,7 +56,7 @@ def start(world: World, replica: int) -> None:
             fewest = 1
         read += call.computed
     steps = fewest if home.waiting == 0 and fewest > 1 and memory.reserve(world, replica, fewest) else 1
-    padded = decoding if decoding <= 2 else 4 if decoding <= 4 else ((decoding + 7) // 8) * 8
+    padded = decoding if decoding <= 2 or pool.eager else 4 if decoding <= 4 else ((decoding + 7) // 8) * 8
     flop = pool.flop_per_token * (padded + prefill) + pool.flop_per_pair * pairs
     moved = pool.weight_bytes + pool.kv_bytes * (read + 0.5 * (steps - 1) * decoding)
     took_s = max(flop / pool.flop_per_s, moved / pool.bytes_per_s) + pool.overhead_s
@@ -124,7 +125,6 @@ def end_step(world: World, replica: int, finished: Places) -> int:
         if world.calls[index].generated >= world.calls[index].output:
             finished[done] = index
             done += 1
-    meters.publish(world, replica)
     return done
 
 

@@ -124,7 +124,9 @@ class Exporters:
             return Series(f"vllm:{name}", tuple(sorted((*own, *more.items()))), value)
 
         yield Series("process_start_time_seconds", (), self._epoch_s + process.began_s)
-        yield Series("process_open_fds", (), float(OPEN_FILES + int(row["running"]) + int(row["waiting"])))
+        yield Series(
+            "process_open_fds", (), float(OPEN_FILES + int(row["running"]) + int(row["waiting"]) + int(row["arriving"]))
+        )
         level = self._plant.sleep_level(index)
         yield one("num_requests_running", float(row["shown_running"]))
         yield one("num_requests_waiting", float(row["shown_waiting"]))

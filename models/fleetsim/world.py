@@ -28,6 +28,7 @@ WAKING: Final = 9
 FREE: Final = 0
 WAITING: Final = 1
 RUNNING: Final = 2
+ARRIVING: Final = 3  # in its replica's API server, not yet in the engine's queue
 
 # Task states. A failed task whose user will begin anew keeps its row; a warm-up is the controller's own request.
 NO_TASK: Final = 0
@@ -48,6 +49,7 @@ CLIENT_SENDS: Final = 2
 TTFT_TIMEOUT: Final = 3
 TOTAL_TIMEOUT: Final = 4
 LIFE: Final = 5
+FRONTEND_ENDS: Final = 6
 
 TTFT_BOUNDS: Final = (
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0,
@@ -81,6 +83,8 @@ POOL = np.dtype(
         ("bytes_per_s", "f8"),
         ("overhead_s", "f8"),
         ("per_seq_s", "f8"),
+        ("frontend_s", "f8"),
+        ("eager", "i4"),
         ("noise", "f8"),
         ("weight", "f8"),
     ]
@@ -98,6 +102,8 @@ REPLICA = np.dtype(
         ("step_s", "f8"),
         ("running", "i4"),
         ("waiting", "i4"),
+        ("arriving", "i4"),  # calls in its API server
+        ("frontend_free_s", "f8"),
         ("step_began_s", "f8"),
         ("slow", "f8"),
         ("kv_used", "i8"),
@@ -153,6 +159,7 @@ CALL = np.dtype(
         ("attempt", "i4"),
         ("cached", "i4"),
         ("sent_s", "f8"),
+        ("queued_s", "f8"),  # it reached the engine's queue
         ("admitted_s", "f8"),
         ("first_s", "f8"),
         ("starved_s", "f8"),  # since when its next token waits, -1 while every step brings one

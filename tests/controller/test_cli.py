@@ -134,7 +134,7 @@ class Played:
 @pytest.fixture(scope="module")
 def played(tmp_path_factory: pytest.TempPathFactory) -> Played:
     journal = tmp_path_factory.mktemp("demo") / "demo.db"
-    return Played(spawn("demo", "--journal", journal), journal)
+    return Played(spawn("demo", "--recorded", "--journal", journal), journal)
 
 
 @pytest.fixture
@@ -365,7 +365,7 @@ def test_demo_tells_its_story(played: Played) -> None:
 
 def test_demo_overwrites_nothing(journal: Path) -> None:
     before = journal.read_bytes()
-    refused(spawn("demo", "--journal", journal), "exists already", "--journal")
+    refused(spawn("demo", "--recorded", "--journal", journal), "exists already", "--journal")
     assert journal.read_bytes() == before
 
 

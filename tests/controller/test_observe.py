@@ -25,6 +25,7 @@ from controller.observations import (
     Snapshot,
     SourceHole,
 )
+from controller.pools import no_fleet
 
 
 @pytest.fixture(scope="module")
@@ -194,6 +195,18 @@ def test_a_replica_that_another_one_replaced_is_gone_after_ten_minutes() -> None
     )
     assert len(build(Snapshot(ALIVE), 1600, state).replicas) == 2
     assert [r.name for r in build(Snapshot(ALIVE), 1601, state).replicas] == ["p"]
+
+
+@pytest.mark.parametrize(("wanted", "there"), [(1.0, ["p"]), (2.0, ["p", "q", "r"]), (0.0, ["p", "q", "r"])])
+def test_nobody_misses_a_replica_where_as_many_speak_as_the_cluster_wants(wanted: float, there: list[str]) -> None:
+    """q has vanished; of r there are only the last rates of a replica that is no scrape target any more."""
+    left = (("instance", "r:8000"), ("job", "vllm"), ("pod", "r"), ("pool", "a"))
+    memories = tuple(ReplicaMemory(name, 95.0) for name in "pqr")
+    state = ControllerState(pools=(PoolState("a", replicas=memories),))
+    cluster = replace(no_fleet("a"), wanted=Known(wanted, 0.0))
+    found = Snapshot((*ALIVE, Sample(Signal.FIRST_TOKENS_PER_S, left, 1.0)))
+    pool = observe.build(fleet(), state, found, (cluster,), 100).pools[0]
+    assert [replica.name for replica in pool.replicas] == there
 
 
 @pytest.mark.parametrize("value", [nan, inf, -inf, -1.0])

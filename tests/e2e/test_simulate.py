@@ -275,6 +275,7 @@ def test_command_serves_until_sigterm_and_ends_with_0(tmp_path: Path) -> None:
             process.send_signal(signal.SIGTERM)
             printed, said = process.communicate(timeout=30)
     assert process.returncode == 0, said
+    assert not file_sd.exists(), "a Prometheus would go on scraping what it names"
     assert "vllm:num_requests_running" in page
     assert "Traceback" not in said
     assert load(out).policy.telemetry.prometheus.url == "http://127.0.0.1:9"
