@@ -6,7 +6,7 @@ is a series of bins of 60 s for `models.forecast`, which learns from it quantile
 forecast for another lead lies on the line between its neighbours, the newest bin being the one of lead 0; beyond 10
 minutes the last one stands.
 
-Until five forecasts of a horizon have met their bin there is no spread to speak of, and the forecast is persistence:
+Until eight forecasts of a horizon have met their bin there is no spread to speak of, and the forecast is persistence:
 
     yhat(t + horizon) = y(t)                       calls/s, one quantile, level 0.5
 
@@ -42,7 +42,7 @@ RESET_S = 3600.0
 
 BIN_S = 60.0
 GRID = Grid(BIN_S, (2, 5, 10))
-JUDGED_MIN = 5
+JUDGED_MIN = 8
 LOAD_MAX = 1e15
 """A load beyond this is a broken counter; its square is still a number."""
 BINS_MAX = 2**53
