@@ -37,6 +37,8 @@ FIRST_STEP = 0.4
 START = np.asarray((0.0, 1.6, 2.4))
 """Quantiles of an error over its mean size: Laplace has 0, 1.61 and 2.30."""
 LOAD_FLOOR = 0.02
+RELATIVE_MAX = 5.0
+"""The first calls after a silence are infinitely many times the load before them: that says nothing of what follows."""
 DISCOUNT = 0.995
 COVERAGE_STEP = np.where(LEVEL > 0.5, 0.003, 0.0)
 SPREAD_SHARE = 1 - 0.5 ** (1 / 240)
@@ -70,6 +72,7 @@ def learn(fields: dict[str, Array], said: Said, value: Array, known: Mask, spans
     judged, scale, quantile = fields["judged"], fields["scale"], fields["quantile"]
     judged += known
     error = (y - np.repeat(said.points, ERRORS, axis=2)) / _load(fields, said.points)
+    error = np.where(RELATIVE, np.minimum(error, RELATIVE_MAX), error)
     size = np.where(scale > 0, _sizes(scale, judged - known), np.abs(error))
     relative = np.divide(error, size, out=np.zeros_like(error), where=size > 0)
     step = np.maximum(STEP, FIRST_STEP / (judged / spans + 2.0)[..., None])
@@ -111,6 +114,6 @@ def _weight(share: Array | float, judged: Array) -> Array:
 
 def _load(fields: dict[str, Array], points: Array) -> Array:
     """What errors are divided by: 1, or the forecast load for trackers of relative errors."""
-    floor = np.maximum(LOAD_FLOOR * fields["top"], 1e-12)[:, None, None]
+    floor = np.maximum(LOAD_FLOOR * fields["top"], 1e-300)[:, None, None]
     load = np.repeat(np.maximum(points, floor), ERRORS, axis=2)
     return np.where(RELATIVE, load, 1.0)

@@ -26,7 +26,9 @@ from models.forecast.memory import Array, Mask
 
 KEPT = 0.001
 """Share of the prior in the weights."""
-TINY = 1e-12
+FLOOR = 1e-3
+"""No member's range counts as less than this share of the largest: a lucky start would outweigh all the others."""
+TINY = 1e-200
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +44,9 @@ class Statistics:
     def rates(self) -> Array:
         """Learning rate of each member, in 1/(unit of loss)."""
         members = self.regret.shape[self.axis]
-        rates: Array = np.minimum(0.5 / (self.range + TINY), np.sqrt(np.log(members) / (self.variance + TINY)))
+        range_ = np.maximum(self.range, FLOOR * self.range.max(axis=self.axis, keepdims=True)) + TINY
+        variance = np.maximum(self.variance, FLOOR**2 * self.variance.max(axis=self.axis, keepdims=True)) + TINY
+        rates: Array = np.minimum(0.5 / range_, np.sqrt(np.log(members) / variance))
         return rates
 
     def weights(self) -> Array:

@@ -2,7 +2,7 @@
 
 import json
 import time
-from dataclasses import replace, dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 import pytest
