@@ -27,7 +27,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from models.forecast.memory import CANDIDATES, ERRORS, LEVELS, POINTS, Array, Mask
-from models.forecast.weights import Statistics, slope
+from models.forecast.weights import Statistics, regrets
 
 LEVEL = np.asarray(LEVELS)
 HALF_LIFE_BINS = np.tile((1000.0, 240.0, 40.0, 12.0, 240.0), POINTS)
@@ -67,7 +67,7 @@ def learn(fields: dict[str, Array], said: Said, value: Array, known: Mask, spans
     known: series x horizons, where there is both; spans: the horizons in bins.
     """
     y = value[:, None, None]
-    regret = slope(y, said.combined, LEVEL)[:, :, None, :] * (said.combined[:, :, None, :] - said.candidates)
+    regret = regrets(y[..., None], said.combined[:, :, None, :], said.candidates, LEVEL)
     _statistics(fields).learn(regret, DISCOUNT, known[..., None, None])
     judged, scale, quantile = fields["judged"], fields["scale"], fields["quantile"]
     judged += known

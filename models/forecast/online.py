@@ -9,7 +9,7 @@ import numpy as np
 from models.forecast import errors, experts
 from models.forecast.errors import Said
 from models.forecast.memory import EXPERTS, Array, Grid, Mask, Memory, Quantiles, Slots, layout, ring_slots
-from models.forecast.weights import Statistics, slope
+from models.forecast.weights import Statistics, regrets
 
 EXPERT_DISCOUNT = 0.998
 REGRESSION_PRIOR = 0.3
@@ -112,7 +112,7 @@ def _said(fields: dict[str, Array], slots: Slots) -> Said:
 def _judge_experts(fields: dict[str, Array], value: Array, judged: Mask, slots: Slots) -> None:
     opinions = fields["said_experts"][:, slots]
     median = fields["said_points"][:, slots, :1]
-    regret = slope(value[:, None, None], median, 0.5) * (median - opinions)
+    regret = regrets(value[:, None, None], median, opinions, 0.5)
     _expert_statistics(fields).learn(regret, EXPERT_DISCOUNT, judged[..., None])
 
 

@@ -29,6 +29,7 @@ KEPT = 0.001
 FLOOR = 1e-3
 """No member's range counts as less than this share of the largest: a lucky start would outweigh all the others."""
 TINY = 1e-200
+DUST = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +65,8 @@ class Statistics:
         np.copyto(self.regret, gamma * self.regret + regret * (1 - self.rates() * regret), where=known)
 
 
-def slope(value: Array, combined: Array, level: Array | float) -> Array:
-    """Slope of the pinball loss in the combination: 1 - level where it lies above the value, else -level."""
-    return np.where(value < combined, 1.0, 0.0) - level
+def regrets(value: Array, combined: Array, members: Array, level: Array | float) -> Array:
+    """Linear regret of each member; arrays broadcast. Differences that only rounding made are none."""
+    slope = np.where(value < combined, 1.0, 0.0) - level
+    apart = combined - members
+    return slope * np.where(np.abs(apart) > DUST * np.abs(combined), apart, 0.0)

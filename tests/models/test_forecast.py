@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from models import forecast, scoring
 from models.forecast import LEVELS, Grid, Memory
-from models.forecast.weights import Statistics, slope
+from models.forecast.weights import Statistics, regrets
 
 GRID = Grid(60.0, (2, 5, 10))
 
@@ -217,7 +217,7 @@ def statistics(members):
 def test_weights_are_as_worked_in_the_docstring():
     two = statistics(2)
     combined, opinions = np.array(5.0), np.array([0.0, 10.0])
-    two.learn(slope(np.array(8.0), combined, 0.5) * (combined - opinions), 1.0, np.array(True))
+    two.learn(regrets(np.array(8.0), combined, opinions, 0.5), 1.0, np.array(True))
     np.testing.assert_allclose(two.regret, [-3.75, 1.25])
     np.testing.assert_allclose(two.weights(), [0.269, 0.731], atol=0.001)
 
@@ -227,7 +227,7 @@ def test_weights_go_to_the_member_that_is_right_and_no_member_is_lost():
     opinions = np.array([0.0, 8.0, 20.0])
     for _ in range(500):
         combined = (three.weights() * opinions).sum()
-        three.learn(slope(np.array(8.0), np.array(combined), 0.5) * (combined - opinions), 0.998, np.array(True))
+        three.learn(regrets(np.array(8.0), np.array(combined), opinions, 0.5), 0.998, np.array(True))
     weights = three.weights()
     assert (weights * opinions).sum() == pytest.approx(8.0, abs=1.0)
     assert weights.min() >= 0.001 / 3
