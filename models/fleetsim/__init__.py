@@ -25,6 +25,7 @@ tokens, prefix cache  vllm:*_tokens_total, prefix_cache_*, num_preemptions      
 latency of tokens     vllm:time_to_first_token_, inter_token_latency_seconds     replica, at each token
 latency of calls      vllm:e2e_request_latency_, request_queue_time_seconds,     replica, only as a call finishes
                       request_success_total
+reuse of KV blocks    vllm:kv_block_reuse_gap_seconds (--kv-cache-metrics)       replica, as a block is evicted
 rejections, sleep     vllm:admission_rejections_total, engine_sleep_state        replica, at once
 GPUs                  DCGM_FI_PROF_*, DCGM_FI_DEV_*                              GPU, every 30 s
 gateway               envoy_cluster_upstream_rq_*, envoy_http_local_rate_limit_* pool; prefix per class, stage, attempt

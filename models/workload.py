@@ -1,0 +1,238 @@
+"""What a pool's calls are made of, and how often a prefix is still cached when it is used again.
+
+Sums of a replica's recent calls, decayed with a time constant of 20 minutes: a window of a minute has too few calls to
+say how long they are. From them, per mean call:
+
+    L, O, h     prompt tokens, output tokens, hit ratio (of sums, so weighted with tokens)
+    own, S      KV tokens that a running request has to itself, and those that all share, from the gauges: a line
+                K = S + own*r through moments with r requests running
+    L_sys       shared prefix of a call: what it reads (L + O/2) less its own, between 0 and the hits h*L
+    p           share of the tokens that calls leave behind (L + O - L_sys each) which a next call finds: hits of
+                sessions (h*L - L_sys) over that
+    F           distribution of the idle gap of what is found again: vLLM's kv_block_reuse_gap_seconds, which counts
+                from use to use, less the time a call takes, mixed with a guess that weighs as much as ten sessions:
+                lognormal with median 8 s and sigma 1.2. Without `--kv-cache-metrics` the guess is all there is, and
+                the capacity is less certain
+
+LRU by Che: what lies idle longer than a time t is evicted, so at lam calls/s and a time t
+
+    idle tokens = lam*(L + O - L_sys)*m(t),   m(t) = p*E[min(G, t)] + (1 - p)*t,   h(t)*L = L_sys + p*F(t)*(...)
+
+dispersion  D = W*lam*variance/mean^2 of a replica's prompt tokens/s, smoothed over W = 300 s: 1 for a Poisson stream of
+equal calls, more where sizes differ or a session sends many, and about the same at every load, because sessions are
+independent. So the load of one replica varies by sqrt(D/(W*lam)), as a share, for minutes on end: long enough to fill
+a cache. D and F are remembered for an hour.
+
+Worked: L = 9400, O = 220, h = 0.93, own = 5600: L_sys = 9510 - 5600 = 3910; a call leaves 5710 tokens, of which
+8742 - 3910 = 4832 are found again, p = 0.85. D = 18 at 4 calls/s: sqrt(18/1200) = 12 %.
+
+Source: Che, Tung, Wang (2002), hierarchical web caching; Fricker, Robert, Roberts (2012) on why it holds.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from models.types import Gaps, Held, Load, Steps, Workload
+
+MEMORY_S = 1200.0
+LONG_MEMORY_S = 3600.0
+SMOOTH_S = 300.0  # an exponential mean of half that time constant varies as much as a mean over a window of this
+TOKENS_MAX = 1e9
+GUESS_MEDIAN_S = 8.0
+GUESS_SIGMA = 1.2
+GUESS_SESSIONS = 10.0
+BLOCK_TOKENS = 16.0  # vLLM's usual block
+DISPERSION_MIN = 1.0
+DISPERSION_MAX = 300.0
+PRIOR_DISPERSION = 20.0
+PRIOR_WINDOWS = 3.0
+BOUNDS_S = (0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1200.0, 1800.0)
+PSEUDO_MOMENTS = 4.0
+SQUARE_MAX = 100.0
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A mean call: tokens of its prompt, found of it, shared by all, of its answer; KV tokens it holds for itself.
+
+    seconds: how long calls took where this was seen; dispersion: see the module.
+    """
+
+    prompt_tokens: float
+    hit_tokens: float
+    shared_tokens: float
+    output_tokens: float
+    own_tokens: float
+    resident_tokens: float
+    seconds: float
+    dispersion: float
+
+    @property
+    def context_tokens(self) -> float:
+        """What a decoding sequence reads, on average."""
+        return self.prompt_tokens + self.output_tokens / 2
+
+    @property
+    def left_tokens(self) -> float:
+        """KV tokens of its own that it leaves in the cache."""
+        return max(self.prompt_tokens + self.output_tokens - self.shared_tokens, 0.0)
+
+    @property
+    def found_share(self) -> float:
+        """Share of what calls leave that a next one finds."""
+        left = self.left_tokens
+        return min((self.hit_tokens - self.shared_tokens) / left, 1.0) if left > 0 else 0.0
+
+
+def usable(load: Load) -> bool:
+    """Whether a load's lengths can be those of calls."""
+    prompt, output, hit = load.prompt_tokens_per_call, load.output_tokens_per_call, load.hit_ratio
+    return 0 <= prompt <= TOKENS_MAX and 1e-3 <= output <= TOKENS_MAX and 0 <= hit <= 1
+
+
+def remember(workload: Workload, steps: Steps, load: Load) -> Workload:
+    """The sums after one more window. load: lengths of that window's calls."""
+    calls_per_s = sum(held.calls_per_s for held in steps.held) / len(steps.held) if steps.held else 0.0
+    since_s = min(max(steps.since_s, 0.0), steps.window_s)
+    if not (0 < calls_per_s <= TOKENS_MAX and 0 < since_s <= TOKENS_MAX and usable(load)):
+        return workload
+    keep, keep_long = math.exp(-since_s / MEMORY_S), math.exp(-since_s / LONG_MEMORY_S)
+    calls, output = calls_per_s * since_s, load.output_tokens_per_call
+    prompts = calls * load.prompt_tokens_per_call
+    mean = (keep * workload.prompt_tokens + prompts) / (keep * workload.seconds + since_s)
+    smoothed = _smoothed(workload.smoothed, steps.held, since_s)
+    square = sum((rate / mean - 1) ** 2 for rate in smoothed) / len(smoothed) if mean > 0 else 0.0
+    moments = [held for held in steps.held if held.running > 0 and 0 < held.kv_tokens <= TOKENS_MAX]
+    return Workload(
+        seconds=keep * workload.seconds + since_s,
+        calls=keep * workload.calls + calls,
+        prompt_tokens=keep * workload.prompt_tokens + prompts,
+        hit_tokens=keep * workload.hit_tokens + prompts * load.hit_ratio,
+        output_tokens=keep * workload.output_tokens + calls * output,
+        token_seconds=keep * workload.token_seconds + calls * output * steps.itl_s,
+        smoothed=smoothed,
+        spread_seconds=keep_long * workload.spread_seconds + since_s,
+        squares=keep_long * workload.squares + min(square, SQUARE_MAX) * calls,
+        samples=keep * workload.samples + len(moments),
+        running=keep * workload.running + sum(held.running for held in moments),
+        running_squares=keep * workload.running_squares + sum(held.running**2 for held in moments),
+        kv_tokens=keep * workload.kv_tokens + sum(held.kv_tokens for held in moments),
+        kv_products=keep * workload.kv_products + sum(held.running * held.kv_tokens for held in moments),
+        gaps=_added(workload.gaps, steps.gaps, keep_long, since_s),
+    )
+
+
+def _smoothed(known: tuple[float, ...], held: tuple[Held, ...], since_s: float) -> tuple[float, ...]:
+    """Each replica's rate, smoothed; begun anew at their mean where replicas came or went."""
+    if len(known) != len(held):
+        mean = sum(one.prompt_tokens_per_s for one in held) / len(held)
+        return (mean,) * len(held)
+    keep = math.exp(-2 * since_s / SMOOTH_S)
+    return tuple(keep * old + (1 - keep) * one.prompt_tokens_per_s for old, one in zip(known, held, strict=True))
+
+
+def _added(known: Gaps, new: Gaps, keep: float, since_s: float) -> Gaps:
+    if not new.bounds_s or len(new.bounds_s) != len(new.weights):
+        return replace(known, weights=tuple(keep * weight for weight in known.weights)) if known.weights else known
+    if known.bounds_s != new.bounds_s:
+        known = Gaps(new.bounds_s, (0.0,) * len(new.bounds_s))
+    pairs = zip(known.weights, new.weights, strict=True)
+    return Gaps(new.bounds_s, tuple(keep * old + since_s * weight for old, weight in pairs))
+
+
+def sane(workload: Workload) -> bool:
+    """Whether the sums say how long calls are: at least some were seen, and the numbers are numbers."""
+    numbers = (workload.seconds, workload.calls, workload.prompt_tokens, workload.output_tokens, workload.squares)
+    return all(0 <= number < math.inf for number in numbers) and workload.calls >= 1 and workload.output_tokens > 0
+
+
+def call(workload: Workload, load: Load) -> Call:
+    """The mean call: of the remembered sums, or of the load where nothing is remembered."""
+    if not sane(workload):
+        prompt, output = load.prompt_tokens_per_call, load.output_tokens_per_call
+        hits, dispersion, seconds = prompt * load.hit_ratio, PRIOR_DISPERSION, 0.0
+        own = resident = math.nan
+    else:
+        prompt, output = workload.prompt_tokens / workload.calls, workload.output_tokens / workload.calls
+        hits = min(workload.hit_tokens / workload.calls, prompt)
+        seconds = workload.token_seconds / workload.calls
+        dispersion = _dispersion(workload)
+        own, resident = _line(workload)
+    context = prompt + output / 2
+    own = own if 0 < own < context else context
+    shared = min(context - own, hits)
+    resident = resident if resident >= 0 else 0.0
+    return Call(prompt, hits, shared, output, own, resident, seconds, dispersion)
+
+
+def _dispersion(workload: Workload) -> float:
+    """Shrunk towards what sessions of a dozen calls have, until a few windows have been seen."""
+    windows = workload.spread_seconds / SMOOTH_S
+    seen = SMOOTH_S * workload.squares / workload.spread_seconds if workload.spread_seconds > 0 else 0.0
+    shrunk = (windows * seen + PRIOR_WINDOWS * PRIOR_DISPERSION) / (windows + PRIOR_WINDOWS)
+    return min(max(shrunk, DISPERSION_MIN), DISPERSION_MAX)
+
+
+def _line(workload: Workload) -> tuple[float, float]:
+    """(own, shared) KV tokens by least squares, with some moments at nothing added; NaN where none was seen."""
+    if workload.samples <= 0 or workload.running <= 0:
+        return math.nan, math.nan
+    moments = workload.samples + PSEUDO_MOMENTS
+    spread = workload.running_squares - workload.running**2 / moments
+    if not spread > 0:
+        return math.nan, math.nan
+    own = (workload.kv_products - workload.running * workload.kv_tokens / moments) / spread
+    return own, (workload.kv_tokens - own * workload.running) / workload.samples
+
+
+@dataclass(frozen=True, slots=True)
+class Reuse:
+    """By idle times `at_s` (ascending, from 0): share of what is found again at all, and the mean of min(gap, at)."""
+
+    at_s: tuple[float, ...]
+    share: tuple[float, ...]
+    mean_s: tuple[float, ...]
+
+
+def guessed_share(workload: Workload, call: Call) -> float:
+    """How much of what is taken for the gaps is a guess (0-1)."""
+    return _guess_blocks(call) / (_guess_blocks(call) + sum(workload.gaps.weights))
+
+
+def _guess_blocks(call: Call) -> float:
+    return GUESS_SESSIONS * max(call.left_tokens / BLOCK_TOKENS, 1.0)
+
+
+def reuse(workload: Workload, call: Call) -> Reuse:
+    """How soon what is cached is used again: measured gaps less the time a call takes, and the guess."""
+    bounds = workload.gaps.bounds_s or BOUNDS_S
+    weights = workload.gaps.weights or (0.0,) * len(bounds)
+    guess, whole = _guess_blocks(call), sum(weights)
+    times, shares, below = [0.0], [0.0], 0.0
+    for bound, weight in zip(bounds, weights, strict=True):
+        below += weight
+        idle_s = bound - call.seconds
+        if idle_s <= 0:
+            shares[0] = below / (whole + guess)
+        elif math.isfinite(bound):
+            times.append(idle_s)
+            shares.append((below + guess * _guess(idle_s)) / (whole + guess))
+    return _refined(tuple(times), tuple(shares))
+
+
+def _guess(idle_s: float) -> float:
+    return 0.5 * math.erfc(-math.log(idle_s / GUESS_MEDIAN_S) / (GUESS_SIGMA * math.sqrt(2)))
+
+
+def _refined(times: tuple[float, ...], shares: tuple[float, ...]) -> Reuse:
+    """With a point in the middle of each piece: shares are linear between bounds, so that means are exact there."""
+    at, share, mean = [times[0]], [shares[0]], [0.0]
+    for (t0, f0), (t1, f1) in zip(zip(times, shares), zip(times[1:], shares[1:]), strict=False):  # noqa: B905
+        for part in (0.5, 1.0):
+            t, f = t0 + (t1 - t0) * part, f0 + (f1 - f0) * part
+            mean.append(mean[-1] + (t - at[-1]) * (1 - (f + share[-1]) / 2))
+            at.append(t)
+            share.append(f)
+    return Reuse(tuple(at), tuple(share), tuple(mean))
