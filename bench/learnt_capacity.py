@@ -1,8 +1,8 @@
 """What the controller's own estimator says of a plant's capacity, by the same `step` and the same telemetry.
 
-One mix of calls is served for an hour or more at some share of what the plant can carry, then another for a shorter time at the
-same share of its own: lengths of prompts and answers shift between learning and use. Several policies look at the same
-telemetry: their GPUs' figures are right, half, or double.
+One mix of calls is served for an hour or more at some share of what the plant can carry, then another at the same share
+of its own: lengths of prompts and answers shift between learning and use. Several policies look at the same telemetry:
+their GPUs' figures are right, half, or double.
 """
 
 from __future__ import annotations

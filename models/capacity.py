@@ -41,6 +41,7 @@ from numpy.typing import NDArray
 
 from models import steptime, workload
 from models.types import (
+    NO_WORKLOAD,
     Capacity,
     Estimate,
     Interval,
@@ -62,6 +63,7 @@ GUESSED_GAPS_SD = 0.35
 NUDGE = 0.02  # share of a scale's mean by which it is varied for the gradient
 Z = 1.6449  # standard normal quantile at 95 %
 NARROW_RATIO = 3.0
+REACH_MAX = 20.0
 
 Floats = NDArray[np.float64]
 
@@ -98,7 +100,8 @@ def update(estimate: Estimate | None, pool: Pool, steps: Steps | Unknown, load: 
     context = load.prompt_tokens_per_call + load.output_tokens_per_call / 2
     if steptime.regressors(steptime.prior(pool), steps, context) is None:
         return estimate
-    known = replace(known, workload=workload.remember(known.workload, steps, load))
+    remembered = known.workload if workload.sane(known.workload) else NO_WORKLOAD
+    known = replace(known, workload=workload.remember(remembered, steps, load))
     return steptime.learn(known, pool, steps, context)
 
 
@@ -143,7 +146,10 @@ def _known(estimate: Estimate | None, load: Load | Unknown) -> tuple[Estimate, C
         return Unknown("no calls were seen that would tell how long prompts and answers are")
     if estimate is None or not steptime.sane(estimate) or estimate.observations < 1:
         return Unknown("no engine step was measured yet")
-    return estimate, workload.call(estimate.workload, load)
+    call = workload.call(estimate.workload, load)
+    if not (0 <= call.prompt_tokens <= workload.TOKENS_MAX and 1e-3 <= call.output_tokens <= workload.TOKENS_MAX):
+        return Unknown("no calls were seen that would tell how long prompts and answers are")
+    return estimate, call
 
 
 def _alone_s(step: StepTime, scales: tuple[float, ...], call: Call) -> float:
@@ -161,6 +167,11 @@ class _Replica:
 
     def sustains(self, times: Reuse) -> tuple[Interval, Limit]:
         """The rate at the best of the idle times, with its interval, and what limits it there."""
+        # Absurd figures of a policy may lead beyond the range of numbers: no rate is then positive, or a limit is inf.
+        with np.errstate(all="ignore"):
+            return self._sustains(times)
+
+    def _sustains(self, times: Reuse) -> tuple[Interval, Limit]:
         scales = np.array(self.learnt.scales)
         varied = np.vstack([scales, scales * (1 + NUDGE * np.eye(steptime.TERMS))])
         share, mean_s = np.array(times.share), np.array(times.mean_s)
@@ -168,7 +179,7 @@ class _Replica:
         least = rates.least()
         best = least.max(axis=1)
         mid = float(best[0])
-        if not mid > 0:
+        if not 0 < mid < math.inf:
             return Interval(0.0, 0.0, 0.0), Limit.QUEUEING
         place = int(least[0].argmax())
         limit, memory = self._limit(rates, place, mid)
@@ -181,7 +192,7 @@ class _Replica:
             # Where little of what calls leave is ever found again it matters little how soon.
             guessed = workload.guessed_share(self.learnt.workload, self.call) * self.call.found_share
             variance += (GUESSED_GAPS_SD * guessed) ** 2
-        reach = math.exp(min(Z * math.sqrt(variance), 50.0))
+        reach = math.exp(min(Z * math.sqrt(variance), REACH_MAX)) if variance < math.inf else math.exp(REACH_MAX)
         return Interval(mid / reach, mid, mid * reach), limit
 
     def _work(self, varied: Floats, share: Floats) -> tuple[Floats, Floats, Floats]:

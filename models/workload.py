@@ -33,6 +33,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from models.types import Gaps, Held, Load, Steps, Workload
 
@@ -51,6 +52,8 @@ PRIOR_WINDOWS = 3.0
 BOUNDS_S = (0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1200.0, 1800.0)
 PSEUDO_MOMENTS = 4.0
 SQUARE_MAX = 100.0
+SUM_MAX = 1e15
+CALLS_MIN = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,14 +146,29 @@ def _added(known: Gaps, new: Gaps, keep: float, since_s: float) -> Gaps:
 
 
 def sane(workload: Workload) -> bool:
-    """Whether the sums say how long calls are: at least some were seen, and the numbers are numbers."""
-    numbers = (workload.seconds, workload.calls, workload.prompt_tokens, workload.output_tokens, workload.squares)
-    return all(0 <= number < math.inf for number in numbers) and workload.calls >= 1 and workload.output_tokens > 0
+    """Whether the numbers can be sums at all: they may come from an old or damaged checkpoint."""
+    gaps = workload.gaps
+    sums = all(0 <= float(getattr(workload, name)) <= SUM_MAX for name in _SUMS)
+    ascending = all(low < high for low, high in pairwise(gaps.bounds_s)) and all(bound >= 0 for bound in gaps.bounds_s)
+    weights = all(0 <= weight <= SUM_MAX for weight in (*gaps.weights, *workload.smoothed))
+    return sums and ascending and weights and len(gaps.weights) == len(gaps.bounds_s)
+
+
+def told(workload: Workload) -> bool:
+    """Whether the sums say how long calls are: they are sane, and some calls were seen."""
+    enough = workload.calls >= CALLS_MIN and workload.seconds > 0 and workload.output_tokens > 0
+    return enough and sane(workload)
+
+
+_SUMS = (
+    "seconds", "calls", "prompt_tokens", "hit_tokens", "output_tokens", "token_seconds", "spread_seconds", "squares",
+    "samples", "running", "running_squares", "kv_tokens", "kv_products",
+)  # fmt: skip
 
 
 def call(workload: Workload, load: Load) -> Call:
     """The mean call: of the remembered sums, or of the load where nothing is remembered."""
-    if not sane(workload):
+    if not told(workload):
         prompt, output = load.prompt_tokens_per_call, load.output_tokens_per_call
         hits, dispersion, seconds = prompt * load.hit_ratio, PRIOR_DISPERSION, 0.0
         own = resident = math.nan
@@ -229,7 +247,7 @@ def _guess(idle_s: float) -> float:
 def _refined(times: tuple[float, ...], shares: tuple[float, ...]) -> Reuse:
     """With a point in the middle of each piece: shares are linear between bounds, so that means are exact there."""
     at, share, mean = [times[0]], [shares[0]], [0.0]
-    for (t0, f0), (t1, f1) in zip(zip(times, shares), zip(times[1:], shares[1:]), strict=False):  # noqa: B905
+    for (t0, f0), (t1, f1) in pairwise(zip(times, shares, strict=True)):
         for part in (0.5, 1.0):
             t, f = t0 + (t1 - t0) * part, f0 + (f1 - f0) * part
             mean.append(mean[-1] + (t - at[-1]) * (1 - (f + share[-1]) / 2))
