@@ -3,7 +3,7 @@
     python -m bench.capacity [--quick] [--json FILE] [--keep FILE]
 
 For each pair of mixes on one kind of replica: learn for an hour on one mix at a share of what the plant can carry of
-it, then look at the other mix for an hour at the same share of its own, and say how many calls/s a replica carries.
+it, then look at the other mix for two hours at the same share of its own, and say how many calls/s a replica carries.
 The truth is what ten two-hour runs of the other mix survive (bench.true_maximum). Three estimators see the same
 telemetry: told the right figures of their GPUs, half of them, double of them. The plant shares no formula with them.
 
@@ -125,7 +125,7 @@ class Extent:
     use_s: float
 
 
-FULL = Extent(PAIRS, LOADS, SEEDS, 7200.0, 3600.0, 3600.0)
+FULL = Extent(PAIRS, LOADS, SEEDS, 7200.0, 3600.0, 7200.0)
 QUICK = Extent(PAIRS[2:], QUICK_LOADS, 3, 3600.0, 2400.0, 1800.0)
 
 

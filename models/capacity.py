@@ -22,22 +22,20 @@ and batch are held to the peak; TPOT and TTFT are means over long times and are 
 flat factor of 1.2-1.4 by which the fold overstates.
 
 interval    first order: variance of ln(mu) = G'PG over the scales + e^2 + f^2, e = 0.04 per e-fold of batch beyond the
-            largest seen, f = 0.08 for what the model leaves out (0.35 more where memory binds and gaps are a guess)
+            largest seen, f = 0.10 for what the model leaves out (0.35 more where memory binds and gaps are a guess)
 
 Warm is at the hit ratio that the cache affords, cold with all but the shared prefix lost. T is a mean over tokens.
 
 Worked (no limit of memory or sequences, all scales 1): 70e9 parameters in fp8 on 4 H100-SXM, L = 6000, O = 300,
 h = 0.9, TPOT SLO 0.05 s: w = 26.2 + 92.7 ms = 118.9 ms, mu = (1 - 13.21/50)/w = 6.19 calls/s, B = 92.8; cold, U = 6000:
-w = 354.7 ms, mu = 2.07.
+w = 354.7 ms, mu = 2.07. With 1,024 sequences and D = 20 the peak may be 1024/(300*0.0132 + 1024*0.3547) = 2.79 calls/s
+cold, so that mu = (sqrt(2.79) - sqrt(20/300))^2 = 1.99: peaks bind.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-
-import numpy as np
-from numpy.typing import NDArray
 
 from models import steptime, workload
 from models.types import (
@@ -54,18 +52,18 @@ from models.types import (
     Unknown,
     Unloaded,
 )
-from models.workload import Call, Reuse
+from models.workload import EMPTIED, Call, Moment
 
 TAIL = 3.0
 EXTRAPOLATION_SD = 0.04
-MODEL_SD = 0.08
+MODEL_SD = 0.10
 GUESSED_GAPS_SD = 0.35
 NUDGE = 0.02  # share of a scale's mean by which it is varied for the gradient
 Z = 1.6449  # standard normal quantile at 95 %
 NARROW_RATIO = 3.0
 REACH_MAX = 20.0
-
-Floats = NDArray[np.float64]
+VARIANCE_MAX = 1e4
+TINY = 1e-300
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,16 +78,16 @@ class _Bounds:
 
 @dataclass(frozen=True, slots=True)
 class _Rates:
-    """Largest rates at each idle time (shape n) and variation of the scales (shape v): arrays of v x n, per limit."""
+    """Largest rates at one idle time, by what limits them, calls/s."""
 
-    tpot: Floats
-    ttft: Floats
-    sequences: Floats
-    memory: Floats
+    tpot: float
+    ttft: float
+    sequences: float
+    memory: float
 
-    def least(self) -> Floats:
+    def least(self) -> float:
         """What all of them allow."""
-        return np.minimum(np.minimum(self.tpot, self.ttft), np.minimum(self.sequences, self.memory))
+        return min(self.tpot, self.ttft, self.sequences, self.memory)
 
 
 def update(estimate: Estimate | None, pool: Pool, steps: Steps | Unknown, load: Load | Unknown) -> Estimate | None:
@@ -127,11 +125,12 @@ def capacity(
         return Unknown(f"a sequence alone takes {alone_s:.3g} s per token, and the SLO allows {bounds.tpot_s:.3g} s")
     if kv < call.context_tokens:
         return Unknown(f"a KV cache of {kv:.0f} tokens is too small for a call of {call.context_tokens:.0f}")
-    replica = _Replica(steptime.prior(pool), learnt, call, bounds)
+    swing = math.sqrt(call.dispersion / workload.SMOOTH_S)
+    replica = _Replica(steptime.prior(pool), learnt, call, bounds, swing)
     warm, limit = replica.sustains(workload.reuse(learnt.workload, call))
     # With all caches lost no TTFT is kept for a while in any case; what counts is what can be worked off.
     emptied = replace(replica, bounds=replace(bounds, ttft_s=math.inf))
-    cold, _ = emptied.sustains(Reuse((0.0,), (0.0,), (0.0,)))
+    cold, _ = emptied.sustains(EMPTIED)
     if not (warm.mid > 0 and cold.mid > 0):
         return Unknown("no rate keeps the latency limits: a first token alone takes longer than the SLO allows")
     # A cold call takes no less work than a warm one; only its interval can be tighter, being known at smaller batches.
@@ -164,87 +163,88 @@ class _Replica:
     learnt: Estimate
     call: Call
     bounds: _Bounds
+    swing: float  # sqrt(D/W)
 
-    def sustains(self, times: Reuse) -> tuple[Interval, Limit]:
+    def sustains(self, times: tuple[Moment, ...]) -> tuple[Interval, Limit]:
         """The rate at the best of the idle times, with its interval, and what limits it there."""
-        # Absurd figures of a policy may lead beyond the range of numbers: no rate is then positive, or a limit is inf.
-        with np.errstate(all="ignore"):
-            return self._sustains(times)
-
-    def _sustains(self, times: Reuse) -> tuple[Interval, Limit]:
-        scales = np.array(self.learnt.scales)
-        varied = np.vstack([scales, scales * (1 + NUDGE * np.eye(steptime.TERMS))])
-        share, mean_s = np.array(times.share), np.array(times.mean_s)
-        rates = self._rates(varied, share, mean_s, np.array(times.at_s))
-        least = rates.least()
-        best = least.max(axis=1)
-        mid = float(best[0])
+        scales = self.learnt.scales
+        # Every second time first: the rate has one hump, and the other ones matter only beside its top.
+        rates = {place: self._rates(scales, times[place]) for place in range(0, len(times), 2)}
+        top = max(rates, key=lambda place: rates[place].least())
+        rates |= {place: self._rates(scales, times[place]) for place in (top - 1, top + 1) if 0 <= place < len(times)}
+        place = max(rates, key=lambda place: rates[place].least())
+        mid = rates[place].least()
         if not 0 < mid < math.inf:
             return Interval(0.0, 0.0, 0.0), Limit.QUEUEING
-        place = int(least[0].argmax())
-        limit, memory = self._limit(rates, place, mid)
-        gradient = (np.log(np.maximum(best[1:], 1e-300)) - math.log(mid)) / (NUDGE * scales)
-        covariance = np.array(self.learnt.covariance).reshape(steptime.TERMS, steptime.TERMS)
-        variance = max(float(gradient @ covariance @ gradient), 0.0) + MODEL_SD**2
-        batch = self._batch(mid, place, share)
+        best = times[place]
+        limit = self._limit(rates[place], mid)
+        variance = self._variance(best, mid) + MODEL_SD**2
+        batch = self._batch(mid, best)
         variance += (EXTRAPOLATION_SD * math.log(max(1.0, batch / max(1.0, self.learnt.largest_batch)))) ** 2
-        if memory:
+        if limit is Limit.KV_MEMORY:
             # Where little of what calls leave is ever found again it matters little how soon.
             guessed = workload.guessed_share(self.learnt.workload, self.call) * self.call.found_share
             variance += (GUESSED_GAPS_SD * guessed) ** 2
-        reach = math.exp(min(Z * math.sqrt(variance), REACH_MAX)) if variance < math.inf else math.exp(REACH_MAX)
+        reach = math.exp(min(Z * math.sqrt(variance), REACH_MAX))
         return Interval(mid / reach, mid, mid * reach), limit
 
-    def _work(self, varied: Floats, share: Floats) -> tuple[Floats, Floats, Floats]:
-        """Fixed seconds of a step (v x 1), seconds of prefill and of all steps that a call adds (v x n)."""
-        call, step = self.call, self.step
-        found = call.shared_tokens + (call.hit_tokens - call.shared_tokens) * share
-        prefill_s = varied[:, 1:2] * step.per_prefill_token_s * (call.prompt_tokens - found)[None, :]
-        decode_s = varied[:, 2:3] * step.per_sequence_s + varied[:, 3:4] * step.per_kv_token_s * call.context_tokens
-        return varied[:, 0:1] * step.fixed_s, prefill_s, prefill_s + call.output_tokens * decode_s
+    def _variance(self, best: Moment, mid: float) -> float:
+        """Of ln(mu) by that of the scales, to first order; the best idle time moves only to second order."""
+        scales, cells = self.learnt.scales, self.learnt.covariance
+        gradient = []
+        for term, scale in enumerate(scales):
+            varied = (*scales[:term], scale * (1 + NUDGE), *scales[term + 1 :])
+            rate = max(self._rates(varied, best).least(), TINY)
+            gradient.append((math.log(rate) - math.log(mid)) / (NUDGE * scale))
+        size = len(gradient)
+        variance = sum(gradient[i] * cells[size * i + j] * gradient[j] for i in range(size) for j in range(size))
+        return min(max(variance, 0.0), VARIANCE_MAX)
 
-    def _rates(self, varied: Floats, share: Floats, mean_s: Floats, at_s: Floats) -> _Rates:
+    def _work(self, scales: tuple[float, ...], moment: Moment) -> tuple[float, float, float]:
+        """Fixed seconds of a step, seconds of prefill and of all steps that a call adds."""
+        call, step = self.call, self.step
+        found = call.shared_tokens + (call.hit_tokens - call.shared_tokens) * moment.share
+        prefill_s = scales[1] * step.per_prefill_token_s * (call.prompt_tokens - found)
+        decode_s = scales[2] * step.per_sequence_s + scales[3] * step.per_kv_token_s * call.context_tokens
+        return scales[0] * step.fixed_s, prefill_s, prefill_s + call.output_tokens * decode_s
+
+    def _rates(self, scales: tuple[float, ...], moment: Moment) -> _Rates:
         call, bounds = self.call, self.bounds
-        fixed_s, prefill_s, work_s = self._work(varied, share)
+        fixed_s, prefill_s, work_s = self._work(scales, moment)
         # 3*(a + b_p*U)/(1 - rho) <= TTFT SLO
-        ttft = np.maximum(1 - TAIL * (fixed_s + prefill_s) / bounds.ttft_s, 0.0) / work_s
-        tpot = np.maximum(1 - fixed_s / bounds.tpot_s, 0.0) / work_s
+        ttft = max(1 - TAIL * (fixed_s + prefill_s) / bounds.ttft_s, 0.0) / work_s
+        tpot = max(1 - fixed_s / bounds.tpot_s, 0.0) / work_s
         sequences = bounds.sequences / (call.output_tokens * fixed_s + bounds.sequences * work_s)
-        memory = np.full_like(work_s, math.inf)
+        memory = math.inf
         if bounds.kv_tokens < math.inf:
             room = max(bounds.kv_tokens - call.resident_tokens, call.own_tokens)
-            found = call.found_share
-            idle = (call.left_tokens * (found * mean_s + (1 - found) * at_s))[None, :]
-            running = call.output_tokens * call.own_tokens * fixed_s
-            half = room * work_s + idle + running
-            memory = 2 * room / (half + np.sqrt(np.maximum(half**2 - 4 * idle * work_s * room, 0.0)))
+            idle = call.left_tokens * (call.found_share * moment.mean_s + (1 - call.found_share) * moment.at_s)
+            half = room * work_s + idle + call.output_tokens * call.own_tokens * fixed_s
+            memory = 2 * room / (half + math.sqrt(max(half * half - 4 * idle * work_s * room, 0.0)))
         return _Rates(tpot, ttft, self._mean_of_peak(sequences), self._mean_of_peak(memory))
 
-    def _mean_of_peak(self, peak: Floats) -> Floats:
+    def _mean_of_peak(self, peak: float) -> float:
         """The mean rate whose peaks reach `peak`."""
-        swing = math.sqrt(self.call.dispersion / workload.SMOOTH_S)
-        return np.asarray(np.maximum(np.sqrt(peak) - swing, 0.0) ** 2, dtype=np.float64)
+        root = math.sqrt(peak) - self.swing
+        return root * root if root > 0 else 0.0
 
-    def _batch(self, rate: float, place: int, share: Floats) -> float:
-        fixed_s, _, work_s = self._work(np.array([self.learnt.scales]), share[place : place + 1])
-        free = 1 - rate * float(work_s[0, 0])
-        return rate * self.call.output_tokens * float(fixed_s[0, 0]) / free if free > 0 else 0.0
+    def _batch(self, rate: float, moment: Moment) -> float:
+        fixed_s, _, work_s = self._work(self.learnt.scales, moment)
+        free = 1 - rate * work_s
+        return rate * self.call.output_tokens * fixed_s / free if free > 0 else 0.0
 
-    def _limit(self, rates: _Rates, place: int, mid: float) -> tuple[Limit, bool]:
-        """What is least at the best place, and whether it is memory."""
+    def _limit(self, rates: _Rates, mid: float) -> Limit:
         least = {
-            Limit.KV_MEMORY: rates.memory[0, place],
-            Limit.BATCH_SIZE: rates.sequences[0, place],
-            Limit.QUEUEING: rates.ttft[0, place],
-            Limit.DECODE_BANDWIDTH: rates.tpot[0, place],
+            Limit.KV_MEMORY: rates.memory,
+            Limit.BATCH_SIZE: rates.sequences,
+            Limit.QUEUEING: rates.ttft,
+            Limit.DECODE_BANDWIDTH: rates.tpot,
         }
-        name = min(least, key=lambda limit: float(least[limit]))
-        if name is not Limit.DECODE_BANDWIDTH:
-            return name, name is Limit.KV_MEMORY
+        limit = min(least, key=lambda name: least[name])
         computed = self.call.prompt_tokens - self.call.hit_tokens
         prefill_s = self.learnt.scales[1] * self.step.per_prefill_token_s * computed
         # A replica that is full spends this share of its time on prefill.
-        return (Limit.PREFILL_COMPUTE if mid * prefill_s > 0.5 else name), False
+        return Limit.PREFILL_COMPUTE if limit is Limit.DECODE_BANDWIDTH and mid * prefill_s > 0.5 else limit
 
 
 def unloaded(estimate: Estimate | None, pool: Pool, load: Load | Unknown) -> Unloaded | Unknown:

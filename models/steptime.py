@@ -9,21 +9,21 @@ sum, which errs to the slow side where memory and compute overlap):
     M = 0.7*bandwidth*n_eff      F = 0.5*dense FLOP/s*n_eff    n_eff = gpus*0.9^log2(gpus), tensor parallelism
 
 estimate    k ~ N(m, P), first m = 1 and P = c^2 on all pairs (one common error: efficiency) + d^2 on the diagonal
-            (errors of single terms); c = 0.7, d = 0.25, or c = 3 without GPU or model figures. A window of mean
+            (errors of single terms); c = 0.7, d = 0.2, or c = 3 without GPU or model figures. A window of mean
             inter-token latency y teaches y = z.k + noise of 0.15*y, with
 
                 z = (a, b_p*r*y, b_d*B', g*B'*C)    B' = 1 + B, C = L + O/2, r prefill tokens/s
 
             B is a mean over time; a token sees the others, and itself: 1 + B for arrivals at random. r*y is what is
             prefilled during its step. A Kalman update; then every k is kept above 0.05. Before each, P grows by
-            (0.01*prior)^2, never above the prior: that is the forgetting. A window beyond 3.5 sd is rejected, but
+            (0.005*prior)^2, never above the prior: that is the forgetting. A window beyond 3.5 sd is rejected, but
             makes P twice as wide, so that a real change is let in after a few.
 
 Single terms can't be told apart from passive telemetry; their sum near what was seen can, and that is all that is used.
 
 Worked: 70e9 parameters in fp8 on 4 H100-SXM (n_eff 3.24), 327,680 KV bytes per token: a = 13.21 ms, b = 43.7 us,
 g = 43.1 ns. A window with B = 40, r = 900, L = 6000, O = 300 predicts y = 13.2 + 43.7e-3*(0.9*y + 41) + 10.9 ms, so
-y = 27.0 ms.
+y = 26.9 ms.
 
 Source: linear step time as in llm-d's workload-variant autoscaler (2026) and Vidur (Agrawal et al., MLSys 2024); the
 roofline: Williams et al. (2009); the Kalman form and the innovation gate: Bar-Shalom, Li, Kirubarajan (2001).
@@ -33,6 +33,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import lru_cache
 
 from models.types import Estimate, Pool, Steps, StepTime
 
@@ -47,9 +48,9 @@ GENERIC = StepTime(fixed_s=0.025, per_prefill_token_s=8e-5, per_sequence_s=8e-5,
 TERMS = 4
 COMMON_SD = 0.7
 GENERIC_SD = 3.0
-TERM_SD = 0.25
+TERM_SD = 0.2
 MEASUREMENT_SD = 0.15  # consecutive windows overlap, so they are worth less than their own noise (2-5 %) says
-DRIFT = 0.01  # per window, as a share of the prior's sd
+DRIFT = 0.005  # per window, as a share of the prior's sd
 GATE_SD = 3.5
 SCALE_MIN = 0.05
 SCALE_MAX = 1e5  # a factor of 100,000 from the prior is no step time but a broken reading
@@ -57,6 +58,7 @@ TOKENS_MAX = 1e9
 GPUS_MAX = 4096
 
 
+@lru_cache(maxsize=4096)
 def prior(pool: Pool) -> StepTime:
     """The step time before anything was measured: the roofline, or a generic guess where figures are missing."""
     return _roofline(pool) or GENERIC
@@ -88,6 +90,7 @@ def _roofline(pool: Pool) -> StepTime | None:
     return StepTime(fixed_s, token_s, token_s, kv_s) if sane else None
 
 
+@lru_cache(maxsize=4096)
 def unlearnt(pool: Pool) -> Estimate:
     """The estimate before the first window."""
     common = COMMON_SD if has_roofline(pool) else GENERIC_SD

@@ -33,6 +33,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import pairwise
 
 from models.types import Gaps, Held, Load, Steps, Workload
@@ -60,6 +61,7 @@ CALLS_MIN = 1.0
 class Call:
     """A mean call: tokens of its prompt, found of it, shared by all, of its answer; KV tokens it holds for itself.
 
+    left_tokens: KV tokens of its own that it leaves in the cache; found_share: of which so much is found by a next one.
     seconds: how long calls took where this was seen; dispersion: see the module.
     """
 
@@ -69,6 +71,8 @@ class Call:
     output_tokens: float
     own_tokens: float
     resident_tokens: float
+    left_tokens: float
+    found_share: float
     seconds: float
     dispersion: float
 
@@ -76,17 +80,6 @@ class Call:
     def context_tokens(self) -> float:
         """What a decoding sequence reads, on average."""
         return self.prompt_tokens + self.output_tokens / 2
-
-    @property
-    def left_tokens(self) -> float:
-        """KV tokens of its own that it leaves in the cache."""
-        return max(self.prompt_tokens + self.output_tokens - self.shared_tokens, 0.0)
-
-    @property
-    def found_share(self) -> float:
-        """Share of what calls leave that a next one finds."""
-        left = self.left_tokens
-        return min((self.hit_tokens - self.shared_tokens) / left, 1.0) if left > 0 else 0.0
 
 
 def usable(load: Load) -> bool:
@@ -182,7 +175,9 @@ def call(workload: Workload, load: Load) -> Call:
     own = own if 0 < own < context else context
     shared = min(context - own, hits)
     resident = resident if resident >= 0 else 0.0
-    return Call(prompt, hits, shared, output, own, resident, seconds, dispersion)
+    left = max(prompt + output - shared, 0.0)
+    found = min((hits - shared) / left, 1.0) if left > 0 else 0.0
+    return Call(prompt, hits, shared, output, own, resident, left, found, seconds, dispersion)
 
 
 def _dispersion(workload: Workload) -> float:
@@ -206,51 +201,68 @@ def _line(workload: Workload) -> tuple[float, float]:
 
 
 @dataclass(frozen=True, slots=True)
-class Reuse:
-    """By idle times `at_s` (ascending, from 0): share of what is found again at all, and the mean of min(gap, at)."""
+class Moment:
+    """What a cache gives that keeps what lies idle for `at_s` seconds.
 
-    at_s: tuple[float, ...]
-    share: tuple[float, ...]
-    mean_s: tuple[float, ...]
+    share: how much it finds of what is found again by an endless cache; mean_s: of min(gap, at_s).
+    """
+
+    at_s: float
+    share: float
+    mean_s: float
+
+
+EMPTIED = (Moment(0.0, 0.0, 0.0),)
+"""A cache that keeps nothing."""
 
 
 def guessed_share(workload: Workload, call: Call) -> float:
     """How much of what is taken for the gaps is a guess (0-1)."""
-    return _guess_blocks(call) / (_guess_blocks(call) + sum(workload.gaps.weights))
+    return _guess_blocks(call) / (_guess_blocks(call) + (sum(workload.gaps.weights) if told(workload) else 0.0))
 
 
 def _guess_blocks(call: Call) -> float:
     return GUESS_SESSIONS * max(call.left_tokens / BLOCK_TOKENS, 1.0)
 
 
-def reuse(workload: Workload, call: Call) -> Reuse:
-    """How soon what is cached is used again: measured gaps less the time a call takes, and the guess."""
-    bounds = workload.gaps.bounds_s or BOUNDS_S
-    weights = workload.gaps.weights or (0.0,) * len(bounds)
-    guess, whole = _guess_blocks(call), sum(weights)
+def reuse(workload: Workload, call: Call) -> tuple[Moment, ...]:
+    """How soon what is cached is used again, in order of idle time: gaps less the time a call takes, and the guess."""
+    if not workload.gaps.bounds_s or not told(workload):
+        return _guessed()
+    return _moments(workload.gaps, call.seconds, _guess_blocks(call))
+
+
+@lru_cache(maxsize=1)
+def _guessed() -> tuple[Moment, ...]:
+    return _moments(Gaps(BOUNDS_S, (0.0,) * len(BOUNDS_S)), 0.0, 1.0)
+
+
+def _moments(gaps: Gaps, busy_s: float, guess: float) -> tuple[Moment, ...]:
     times, shares, below = [0.0], [0.0], 0.0
-    for bound, weight in zip(bounds, weights, strict=True):
+    whole = sum(gaps.weights) + guess
+    for bound, weight in zip(gaps.bounds_s, gaps.weights, strict=True):
         below += weight
-        idle_s = bound - call.seconds
+        idle_s = bound - busy_s
         if idle_s <= 0:
-            shares[0] = below / (whole + guess)
+            shares[0] = below / whole
         elif math.isfinite(bound):
             times.append(idle_s)
-            shares.append((below + guess * _guess(idle_s)) / (whole + guess))
-    return _refined(tuple(times), tuple(shares))
+            shares.append((below + guess * _guess(idle_s)) / whole)
+    # What is beyond the last bound is taken to come back within twice that time.
+    return _refined((*times, 2 * max(times[-1], 1.0)), (*shares, 1.0))
 
 
 def _guess(idle_s: float) -> float:
     return 0.5 * math.erfc(-math.log(idle_s / GUESS_MEDIAN_S) / (GUESS_SIGMA * math.sqrt(2)))
 
 
-def _refined(times: tuple[float, ...], shares: tuple[float, ...]) -> Reuse:
+def _refined(times: tuple[float, ...], shares: tuple[float, ...]) -> tuple[Moment, ...]:
     """With a point in the middle of each piece: shares are linear between bounds, so that means are exact there."""
-    at, share, mean = [times[0]], [shares[0]], [0.0]
+    last = Moment(times[0], shares[0], 0.0)
+    moments = [last]
     for (t0, f0), (t1, f1) in pairwise(zip(times, shares, strict=True)):
-        for part in (0.5, 1.0):
-            t, f = t0 + (t1 - t0) * part, f0 + (f1 - f0) * part
-            mean.append(mean[-1] + (t - at[-1]) * (1 - (f + share[-1]) / 2))
-            at.append(t)
-            share.append(f)
-    return Reuse(tuple(at), tuple(share), tuple(mean))
+        for at_s, share in ((0.5 * (t0 + t1), 0.5 * (f0 + f1)), (t1, f1)):
+            mean_s = last.mean_s + (at_s - last.at_s) * (1 - (share + last.share) / 2)
+            last = Moment(at_s, share, mean_s)
+            moments.append(last)
+    return tuple(moments)
