@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from models.fleetsim.plant import Plant
-from models.fleetsim.scenario import H100_X4, PoolOf, ServiceOf
+from models.fleetsim.scenario import COPILOT, H100_X4, PoolOf, ServiceOf
 from models.fleetsim.telemetry import Exporters, FaultKind, FaultyExporters, Kind, Page, TelemetryFault, text
 
 REAL = Path(__file__).parents[1] / "data" / "vllm_cpu" / "metrics" / "03_after.prom"
@@ -182,3 +183,20 @@ def test_a_pod_made_at_time_zero_is_not_taken_for_the_one_before_it() -> None:
     fleet.lose([0])
     fleet.restore([0])
     assert "h100-0" not in {page.name for page in exporters.pages()}
+
+
+def test_evicted_blocks_tell_how_long_they_lay_between_their_last_two_uses() -> None:
+    profile = replace(COPILOT, share=1.0, gap_mean_s=8.0, gap_sigma=0.0, human_share=0.0)
+    pool = PoolOf("h100", H100_X4, 2, 2)
+    fleet = Plant((ServiceOf("assistant", (pool,), (0.4,), profiles=(profile,)),), seed=7)
+    fleet.run(60)
+    early = named(Exporters(fleet).pages(), "h100-0")
+    assert value(early, "vllm:kv_block_reuse_gap_seconds_count") == 0, "nothing was evicted yet"
+    fleet.run(1800)
+    page = named(Exporters(fleet).pages(), "h100-0")
+    blocks = value(page, "vllm:kv_block_reuse_gap_seconds_count")
+    mean_s = value(page, "vllm:kv_block_reuse_gap_seconds_sum") / blocks
+    assert blocks > 10_000
+    # The gap itself, and the call before it: its prefill and some 220 tokens.
+    assert 9.0 < mean_s < 16.0
+    assert value(page, "vllm:kv_block_reuse_gap_seconds_bucket", le="5.0") == 0
