@@ -243,8 +243,9 @@ class _Replica:
         limit = min(least, key=lambda name: least[name])
         computed = self.call.prompt_tokens - self.call.hit_tokens
         prefill_s = self.learnt.scales[1] * self.step.per_prefill_token_s * computed
-        # A replica that is full spends this share of its time on prefill.
-        return Limit.PREFILL_COMPUTE if limit is Limit.DECODE_BANDWIDTH and mid * prefill_s > 0.5 else limit
+        # A replica that is full spends this share of its time on prefill: then seats are what it runs out of last.
+        prefills = limit in {Limit.DECODE_BANDWIDTH, Limit.BATCH_SIZE} and mid * prefill_s > 0.5
+        return Limit.PREFILL_COMPUTE if prefills else limit
 
 
 def unloaded(estimate: Estimate | None, pool: Pool, load: Load | Unknown) -> Unloaded | Unknown:
