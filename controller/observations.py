@@ -14,6 +14,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from models.types import NO_GAPS, Gaps
+
 Labels = tuple[tuple[str, str], ...]
 """Label pairs, sorted by name, without empty values (Prometheus holds an empty label to be an absent one)."""
 
@@ -53,6 +55,7 @@ class Signal(StrEnum):
     ITL_BUCKETS_PER_S = "itl_buckets_per_s"
     ITL_SUM_PER_S = "itl_sum_s_per_s"
     ITL_COUNT_PER_S = "itl_count_per_s"
+    REUSE_GAP_BUCKETS_PER_S = "kv_block_reuse_gap_buckets_per_s"
     GPU_ACTIVE_RATIO = "gpu_active_ratio"
     GPU_TENSOR_RATIO = "gpu_tensor_active_ratio"
     GPU_DRAM_RATIO = "gpu_dram_active_ratio"
@@ -150,6 +153,7 @@ class ReplicaObservation:
     first_tokens_per_s: Reading
     generation_tokens_per_s: Reading
     itl_mean_s: Reading
+    prompt_tokens_per_s: Reading = Hole(Nothing.ABSENT, "it was not recorded")
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +188,8 @@ class PoolObservation:
 
     offered = first tokens + rejections + growth of the queue (never below zero); ttft_s and itl_s are at the
     service's percentile, ttft_good_ratio is the share of first tokens within the service's TTFT; kv_usage_ratio is the
-    largest of the replicas', kv_capacity_tokens the smallest.
+    largest of the replicas', kv_capacity_tokens the smallest. reuse_gaps: evicted KV blocks per second of a replica by
+    the seconds between their last uses; empty where engines do not say (vLLM without --kv-cache-metrics).
     """
 
     name: str
@@ -209,6 +214,7 @@ class PoolObservation:
     itl_mean_s: Reading
     kv_usage_ratio: Reading
     kv_capacity_tokens: Reading
+    reuse_gaps: Gaps = NO_GAPS
 
     def count(self, state: ReplicaState) -> int:
         """How many replicas are in the given state."""

@@ -26,6 +26,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from math import isfinite
 
 from controller.decisions import ControllerState, ReplicaMemory, Standing
@@ -50,6 +51,7 @@ from controller.observations import (
 from controller.policy import FleetPolicy, SloPolicy
 from controller.pools import no_fleet
 from controller.replicas import REPLACED_S, Raw, Reader, collect, judge, names_of, ratio, rounded
+from models.types import Gaps
 
 _GPU = {signal for signal in Signal if signal.value.startswith("gpu_")}
 _OF_SERVICES = {signal for signal in Signal if signal.value.startswith(("gateway_", "tasks_"))}
@@ -192,6 +194,7 @@ class _Summary:
             itl_mean_s=ratio(self._sum(Signal.ITL_SUM_PER_S), self._sum(Signal.ITL_COUNT_PER_S), idle),
             kv_usage_ratio=self._largest(Signal.KV_USAGE_RATIO),
             kv_capacity_tokens=self._kv_capacity(),
+            reuse_gaps=self._gaps(),
         )
 
     def _readings(self, signal: Signal) -> list[Known]:
@@ -212,12 +215,23 @@ class _Summary:
         known = self._readings(signal)
         return max(known, key=lambda reading: reading.value) if known else self._hole(signal)
 
-    def _of_histogram(self, signal: Signal, what: Callable[[Histogram], float | None], idle: str) -> Reading:
+    def _merged(self, signal: Signal) -> Histogram | None:
         parts: list[Histogram] = []
         for raw in self.serving.values():
             built = (histogram(buckets) for buckets in raw.buckets.get(signal, {}).values())
             parts.extend(part for part in built if part is not None)
-        whole = merge(parts)
+        return merge(parts)
+
+    def _gaps(self) -> Gaps:
+        whole = self._merged(Signal.REUSE_GAP_BUCKETS_PER_S)
+        if whole is None:
+            return Gaps()
+        below = (0.0, *whole.cumulative)
+        weights = (rounded((high - low) / len(self.serving)) for low, high in pairwise(below))
+        return Gaps(whole.bounds, tuple(weights))
+
+    def _of_histogram(self, signal: Signal, what: Callable[[Histogram], float | None], idle: str) -> Reading:
+        whole = self._merged(signal)
         if whole is None:
             return self._hole(signal)
         value = what(whole)

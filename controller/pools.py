@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from controller.observations import Hole, Nothing, PoolFleet, PoolObservation
 from controller.policy import FleetPolicy, SloPolicy
 from models import hardware
@@ -57,7 +59,9 @@ def unobserved(name: str) -> PoolObservation:
     """A pool of which the observation says nothing at all."""
     hole = Hole(Nothing.ABSENT, "the observation does not contain the pool")
     readings = {field: hole for field in PoolObservation.__slots__ if field not in _NOT_READINGS}
-    return PoolObservation(name=name, replicas=(), gpus=(), fleet=no_fleet(name), **readings)
+    # A dict that is typed loosely: every field in it is a reading.
+    loose: dict[str, Any] = readings
+    return PoolObservation(name=name, replicas=(), gpus=(), fleet=no_fleet(name), **loose)
 
 
-_NOT_READINGS = {"name", "replicas", "gpus", "fleet"}
+_NOT_READINGS = {"name", "replicas", "gpus", "fleet", "reuse_gaps"}

@@ -27,7 +27,7 @@ from controller.reasons import span
 _MAX_OVER_INSTANCES = {Signal.KV_USAGE_RATIO, Signal.HEARTBEAT_AGE_S}
 _MIN_OVER_INSTANCES = {Signal.UP, Signal.AWAKE}
 _SIGNED = {Signal.WAITING_GROWTH_PER_S}
-_BUCKETS = {Signal.TTFT_BUCKETS_PER_S, Signal.ITL_BUCKETS_PER_S}
+_BUCKETS = {Signal.TTFT_BUCKETS_PER_S, Signal.ITL_BUCKETS_PER_S, Signal.REUSE_GAP_BUCKETS_PER_S}
 
 
 @dataclass(slots=True)
@@ -194,6 +194,7 @@ class Reader:
             steps_per_s=steady(Signal.STEPS_PER_S),
             first_tokens_per_s=steady(Signal.FIRST_TOKENS_PER_S),
             generation_tokens_per_s=steady(Signal.GENERATION_TOKENS_PER_S),
+            prompt_tokens_per_s=steady(Signal.PROMPT_TOKENS_PER_S),
             itl_mean_s=ratio(
                 steady(Signal.ITL_SUM_PER_S), steady(Signal.ITL_COUNT_PER_S), "no output tokens in the window"
             ),

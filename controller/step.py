@@ -42,6 +42,7 @@ from controller.decisions import (
 from controller.followed import followed, pool_owner
 from controller.freeze import frozen_until
 from controller.guards import Context, Ledger, Proposal
+from controller.loads import Window, load_of, steps_of
 from controller.observations import Hole, Known, Observation, PoolObservation, Reading, ReplicaState, Status
 from controller.policy import FleetPolicy
 from controller.pools import model_pool, model_slo, unobserved
@@ -57,7 +58,6 @@ from models.types import (
     Pool,
     Situation,
     Slo,
-    Steps,
     Target,
     Unknown,
     Unloaded,
@@ -78,6 +78,16 @@ class _Seen:
     load: Load | Unknown
     assessment: Assessment
     current: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Seeing:
+    """One pool as it enters the stages."""
+
+    pool: Pool
+    slo: Slo
+    observation: PoolObservation
+    window: Window
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +168,9 @@ def _estimate_and_assess(
             pool_observation = unobserved(name)
         service = service_of[name]
         pool, slo = model_pool(policy, name, service), model_slo(policy.services[service].slo)
-        item = _assess(pool, slo, pool_observation, memory, observation.now_s)
+        since_s = observation.window_s if state.now_s is None else observation.now_s - state.now_s
+        window = Window(observation.window_s, max(since_s, 0.0))
+        item = _assess(_Seeing(pool, slo, pool_observation, window), memory, observation.now_s)
         better = outlook.forecast(demand.series(pool_owner(name), Quantity.CALLS), observation.now_s, pool.cold_start_s)
         if better is not None and isinstance(item.assessment.forecast, Forecast):
             item = replace(item, assessment=replace(item.assessment, forecast=better))
@@ -168,14 +180,15 @@ def _estimate_and_assess(
     return seen
 
 
-def _assess(pool: Pool, slo: Slo, observation: PoolObservation, memory: PoolState, now_s: float) -> _Seen:
-    load = _load(observation, memory.load)
+def _assess(seeing: _Seeing, memory: PoolState, now_s: float) -> _Seen:
+    pool, slo, observation = seeing.pool, seeing.slo, seeing.observation
+    load = load_of(observation, memory.load)
     serving = observation.count(ReplicaState.SERVING)
     offered = _known(observation.offered_calls_per_s)
     estimate = memory.estimate
     if serving == len(observation.replicas):
         # A pool with a dead, stopped or sleeping replica is in a transient, from which nothing general is learnt.
-        estimate = capacity.update(estimate, pool, _steps(observation, serving), load)
+        estimate = capacity.update(estimate, pool, steps_of(observation, seeing.window), load)
     history = demand.update(memory.history, now_s, offered, HISTORY_S)
     carries = capacity.capacity(estimate, pool, slo, load, _known(observation.kv_capacity_tokens))
     assessment = Assessment(
@@ -195,29 +208,6 @@ def _assess(pool: Pool, slo: Slo, observation: PoolObservation, memory: PoolStat
         scaled_at_s=tuple(min(at_s, now_s) for at_s in memory.scaled_at_s if now_s - at_s < 3600),
     )
     return _Seen(pool, slo, observation, memory, load, assessment, _current(observation))
-
-
-def _load(observation: PoolObservation, remembered: Load | None) -> Load | Unknown:
-    """What arrives, and what a call is made of; an idle pool's next calls will resemble its last ones."""
-    offered, served = _known(observation.offered_calls_per_s), _known(observation.served_calls_per_s)
-    prompt, output = _known(observation.prompt_tokens_per_s), _known(observation.generation_tokens_per_s)
-    if offered is None:
-        return Unknown("the offered load is unknown")
-    if served is not None and served > 0 and prompt is not None and output is not None and output > 0:
-        hit_ratio = _known(observation.hit_ratio)
-        return Load(offered, prompt / served, output / served, min(hit_ratio or 0.0, 1.0))
-    if remembered is None:
-        return Unknown("no call was served yet, so that nothing is known of its length")
-    return replace(remembered, offered_calls_per_s=offered)
-
-
-def _steps(observation: PoolObservation, serving: int) -> Steps | Unknown:
-    """Mean batch by Little's law: tokens/s of a replica times the seconds between tokens."""
-    itl_s, output = _known(observation.itl_mean_s), _known(observation.generation_tokens_per_s)
-    computed = _known(observation.computed_prompt_tokens_per_s)
-    if itl_s is None or output is None or computed is None or serving == 0 or output <= 0:
-        return Unknown("no output tokens in the window")
-    return Steps(batch=output * itl_s / serving, itl_s=itl_s, prefill_tokens_per_s=computed / serving)
 
 
 def _place(seen: _Stage, carries: Capacity | Unknown) -> Placement | Unknown:

@@ -1,284 +1,263 @@
-"""How fast an engine steps, learnt from its inter-token latency, and the call rate it sustains inside its SLO.
+"""The call rate that one replica sustains inside its SLOs, warm and with its caches lost.
 
-    step time   T = s*(a + b_p*x_p + b_d*x_d + g*K)                 seconds; s a common scale, 1 in the prior
+At lam calls/s per replica and step time T, with U computed prompt tokens per call (see models.steptime, models.workload
+for the other symbols; every term carries its learnt scale):
 
-x_p prompt tokens computed in the step, x_d sequences that decode, K KV tokens they read. Single coefficients can't be
-told apart from passive telemetry, the scale of their sum can: only s is learnt. The prior is a roofline (as a sum,
-which errs to the slow side where memory and compute overlap):
+    w = b_p*U + O*(b_d + g*C)        seconds of steps that a call adds, beyond the fixed part of each
+    T = a/(1 - lam*w)                processor sharing: B = lam*O*T sequences decode together
+    memory: KV cache = S + B*own + lam*left*m(t)         what runs, and what lies idle for less than t
 
-    a = 4 ms + weight bytes/M    g = KV bytes per token/M    b_p = b_d = 2*parameters/F
-    M = 0.7*bandwidth*n_eff      F = 0.5*dense FLOP/s*n_eff    n_eff = gpus*0.9^log2(gpus), tensor parallelism
+Time t is what the cache affords, and decides U = L - h(t)*L. For a given t the memory equation is quadratic in lam:
 
-estimate    ln s ~ N(m, v), first N(0, ln(2)^2), or N(0, ln(4)^2) without GPU or model figures. A window of mean
-            inter-token latency y at batch B measures ln s = ln(y/(a + b_p*r*y + b_d*B + g*B*c)) with sd 0.15, where
-            r is the prefill rate in tokens/s, so that r*y is x_p, and c = L + O/2 the mean context: a Kalman update.
-            sd never falls below 0.05: that is the forgetting (memory about 1 + 0.15^2/0.05^2 = 10 windows). A window
-            beyond 3.5 sd of what is predicted is rejected, but doubles v, so that a real change is let in after a few.
-            The scale is not quite the same at all batches: e = 0.35*|ln(B/B_seen)|, B_seen the largest batch seen, adds
-            e^2 to v where B is above B_seen, and to the noise where it is below. Below a third of B_seen a window that
-            fits within 2*e, and where v <= e^2, is left out: a quiet night unlearns nothing.
-capacity    a decode step carries B/O prefills of L*(1 - h) tokens, so T(B) = s*(a + B*(b_p*L*(1 - h)/O + b_d + g*c))
-            B = the largest with T(B) <= TPOT SLO, B <= KV capacity/c, B <= 256
-            w = s*b_p*L*(1 - h) + O*T_decode(B)/B = O*T(B)/B,   mu = 1/w calls/s
-interval    mu at m and at m +- 1.645 sd, sd^2 = v + e^2 where B is above B_seen, v elsewhere
+    m' = left*m(t), q = O*a*own, K = KV - S:   m'*w*lam^2 - (K*w + m' + q)*lam + K = 0,   the smaller root
 
-Warm is at the observed hit ratio h, cold at h = 0 (shared system prompts, which survive a failover, are not known
-here). T is a mean: at a p95 SLO, theta has to pay for the spread. Weights of all experts of a mixture are not known
-either (parameters are the active ones); s learns what the prior misses.
+More load shortens t, less is found, w grows: above the largest lam over all t there is no balance, and the hit rate
+falls until everything fails. That fold is the memory limit. Others at each t: T <= TPOT SLO, B <= max_num_seqs, and a
+TTFT, 3*(T + b_p*U/(1 - lam*w)), within its SLO (95 % of an exponential with that mean).
 
-Worked: 70e9 parameters in fp8 on 4 H100-SXM (n_eff 3.24), 327,680 KV bytes per token: a = 13.21 ms, b = 43.7 us,
-g = 43.1 ns. L = 6000, O = 300, h = 0.9, TPOT SLO 0.05 s, s = 1: B = 92.8, mu = 6.19 calls/s warm; B = 31.1, mu = 2.07
-cold. With sd 0.05 and no extrapolation the warm interval is 5.53 to 6.91.
+Balance must hold at the load's peaks, not only at its mean: sessions come in clusters, and a fleet at the fold
+collapses within minutes of perfect SLO. With c = sqrt(D/(W*lam)), the share by which a replica's load varies for
+minutes, the peak is two sd above the mean of a gamma variable, lam*(1 + 2*c + c^2) = (sqrt(lam) + sqrt(D/W))^2. Memory
+and batch are held to the peak; TPOT and TTFT are means over long times and are held to lam. This takes the place of a
+flat factor of 1.2-1.4 by which the fold overstates.
 
-Source: linear step time as in llm-d's workload-variant autoscaler (2026) and Vidur (Agrawal et al., MLSys 2024); the
-roofline: Williams et al. (2009); the scalar Kalman filter with innovation gate: Bar-Shalom, Li, Kirubarajan (2001).
+interval    first order: variance of ln(mu) = G'PG over the scales + e^2 + f^2, e = 0.04 per e-fold of batch beyond the
+            largest seen, f = 0.10 for what the model leaves out (0.35 more where memory binds and gaps are a guess)
+
+Warm is at the hit ratio that the cache affords, cold with all but the shared prefix lost. T is a mean over tokens.
+
+Worked (no limit of memory or sequences, all scales 1): 70e9 parameters in fp8 on 4 H100-SXM, L = 6000, O = 300,
+h = 0.9, TPOT SLO 0.05 s: w = 26.2 + 92.7 ms = 118.9 ms, mu = (1 - 13.21/50)/w = 6.19 calls/s, B = 92.8; cold, U = 6000:
+w = 354.7 ms, mu = 2.07. With 1,024 sequences and D = 20 the peak may be 1024/(300*0.0132 + 1024*0.3547) = 2.79 calls/s
+cold, so that mu = (sqrt(2.79) - sqrt(20/300))^2 = 1.99: peaks bind.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from models.types import Capacity, Estimate, Interval, Limit, Load, Pool, Slo, Steps, StepTime, Unknown, Unloaded
+from models import steptime, workload
+from models.types import (
+    NO_WORKLOAD,
+    Capacity,
+    Estimate,
+    Interval,
+    Limit,
+    Load,
+    Pool,
+    Slo,
+    Steps,
+    StepTime,
+    Unknown,
+    Unloaded,
+)
+from models.workload import EMPTIED, Call, Moment
 
-OVERHEAD_S = 0.004  # scheduling, sampling and kernel launches of one step, on the CPU
-MEMORY_EFFICIENCY = 0.7
-COMPUTE_EFFICIENCY = 0.5
-PARALLEL_EFFICIENCY = 0.9  # per doubling of the GPUs of one replica
-
-# The geometric middle between a small model on an L4 and a 70e9 one on four H100: right within a factor of 4 or so.
-GENERIC = StepTime(fixed_s=0.025, per_prefill_token_s=8e-5, per_sequence_s=8e-5, per_kv_token_s=5e-8)
-
-PRIOR_SD = math.log(2)
-GENERIC_SD = math.log(4)
-MEASUREMENT_SD = 0.15  # consecutive windows overlap, so they are worth less than their own noise (2-5 %) says
-FLOOR_SD = 0.05
-GATE_SD = 3.5
-EXTRAPOLATION_SD = 0.35  # per e-fold of batch beyond the largest one seen
-QUIET_SHARE = 1 / 3
+TAIL = 3.0
+EXTRAPOLATION_SD = 0.04
+MODEL_SD = 0.10
+GUESSED_GAPS_SD = 0.35
+NUDGE = 0.02  # share of a scale's mean by which it is varied for the gradient
 Z = 1.6449  # standard normal quantile at 95 %
-
 NARROW_RATIO = 3.0
-LOG_MAX = 12.0  # a factor of 160,000 from the prior is no step time but a broken reading
-TOKENS_MAX = 1e9
-GPUS_MAX = 4096
-
-
-@dataclass(frozen=True, slots=True)
-class _Call:
-    """A mean call: computed prompt tokens when warm, all prompt tokens, output tokens, mean context while decoding."""
-
-    warm_prefill_tokens: float
-    cold_prefill_tokens: float
-    output_tokens: float
-    context_tokens: float
+REACH_MAX = 20.0
+VARIANCE_MAX = 1e4
+TINY = 1e-300
 
 
 @dataclass(frozen=True, slots=True)
 class _Bounds:
-    """What bounds the batch: the TPOT SLO, and the largest number of sequences that fit, with its reason."""
+    """What bounds a replica: SLOs, sequences, KV tokens (inf where unknown)."""
 
     tpot_s: float
+    ttft_s: float
     sequences: float
-    sequences_limit: Limit
+    kv_tokens: float
 
 
-def _positive(value: float) -> bool:
-    return math.isfinite(value) and value > 0
+@dataclass(frozen=True, slots=True)
+class _Rates:
+    """Largest rates at one idle time, by what limits them, calls/s."""
 
+    tpot: float
+    ttft: float
+    sequences: float
+    memory: float
 
-def prior(pool: Pool) -> StepTime:
-    """The step time before anything was measured: the roofline, or a generic guess where figures are missing."""
-    return _roofline(pool) or GENERIC
-
-
-def has_roofline(pool: Pool) -> bool:
-    """Whether the pool's GPU and model figures are known well enough for a prior of its own."""
-    return _roofline(pool) is not None
-
-
-def _roofline(pool: Pool) -> StepTime | None:
-    gpu, model, gpus = pool.gpu, pool.model, pool.gpus_per_replica
-    if gpu is None or model is None or not 1 <= gpus <= GPUS_MAX:
-        return None
-    parallel = gpus * PARALLEL_EFFICIENCY ** math.log2(gpus)
-    bytes_per_s = gpu.bandwidth_gb_per_s * 1e9 * MEMORY_EFFICIENCY * parallel
-    flop_per_s = gpu.dense_tflops * 1e12 * COMPUTE_EFFICIENCY * parallel
-    if not (_positive(bytes_per_s) and _positive(flop_per_s)):
-        return None
-    fixed_s = OVERHEAD_S + model.parameters * model.bytes_per_parameter / bytes_per_s
-    token_s = 2 * model.parameters / flop_per_s
-    kv_s = model.kv_bytes_per_token / bytes_per_s
-    # Figures that lead beyond these bounds are not those of any GPU and model.
-    sane = OVERHEAD_S < fixed_s < 1e3 and 1e-15 < token_s < 1e3 and 1e-15 < kv_s < 1e3
-    return StepTime(fixed_s, token_s, token_s, kv_s) if sane else None
+    def least(self) -> float:
+        """What all of them allow."""
+        return min(self.tpot, self.ttft, self.sequences, self.memory)
 
 
 def update(estimate: Estimate | None, pool: Pool, steps: Steps | Unknown, load: Load | Unknown) -> Estimate | None:
-    """The estimate after one window of engine steps; unchanged where steps or call lengths are unknown.
-
-    The estimate is that of the largest batch seen. A rejected window only widens it. A pool's first window is measured
-    against the prior.
-    """
-    if isinstance(steps, Unknown) or isinstance(load, Unknown):
+    """The estimate after one window of engine steps; unchanged where steps or call lengths are unknown."""
+    if isinstance(steps, Unknown) or isinstance(load, Unknown) or not workload.usable(load):
         return estimate
-    measured = _measured_log_scale(prior(pool), steps, load)
-    if measured is None:
+    known = estimate if estimate is not None and steptime.sane(estimate) else steptime.unlearnt(pool)
+    context = load.prompt_tokens_per_call + load.output_tokens_per_call / 2
+    if steptime.regressors(steptime.prior(pool), steps, context) is None:
         return estimate
-    if estimate is None or not _sane(estimate):
-        sd = PRIOR_SD if has_roofline(pool) else GENERIC_SD
-        estimate = Estimate(log_scale_mean=0.0, log_scale_variance=sd**2, largest_batch=0.0, observations=0)
-    batch, largest = max(1.0, steps.batch), estimate.largest_batch
-    mean = estimate.log_scale_mean
-    variance = estimate.log_scale_variance + (_extrapolation_sd(largest, batch) ** 2 if largest > 0 else 0.0)
-    shape = _extrapolation_sd(batch, largest) ** 2
-    noise = MEASUREMENT_SD**2 + shape
-    innovation = measured - mean
-    if abs(innovation) > GATE_SD * math.sqrt(variance + noise):
-        return Estimate(mean, 2 * estimate.log_scale_variance, largest, estimate.observations)
-    if batch < QUIET_SHARE * largest and max(variance, innovation**2 / 4) <= shape:
-        # The error of shape is the same all night: hundreds of windows are not hundreds of independent measurements.
-        return estimate
-    gain = variance / (variance + noise)
-    return Estimate(
-        log_scale_mean=mean + gain * innovation,
-        log_scale_variance=max(FLOOR_SD**2, gain * noise),
-        largest_batch=max(largest, batch),
-        observations=estimate.observations + 1,
-    )
-
-
-def _extrapolation_sd(known_batch: float, batch: float) -> float:
-    """How much less ln(scale) is known at a batch than at the smaller one where it was measured; 0 the other way."""
-    return EXTRAPOLATION_SD * math.log(max(1.0, batch / max(1.0, known_batch)))
-
-
-def _sane(estimate: Estimate) -> bool:
-    """Whether the numbers can be an estimate at all: it may come from an old or damaged checkpoint."""
-    mean, variance, batch = estimate.log_scale_mean, estimate.log_scale_variance, estimate.largest_batch
-    return abs(mean) <= LOG_MAX and 0 < variance <= LOG_MAX**2 and 0 <= batch <= TOKENS_MAX
-
-
-def _measured_log_scale(step: StepTime, steps: Steps, load: Load) -> float | None:
-    """ln(observed step time / prior step time) of a window, or None where its numbers can't be those of a window."""
-    call = _call(load)
-    rate = steps.prefill_tokens_per_s
-    if call is None or not (0 < steps.itl_s <= 1e6 and 0 <= steps.batch <= 1e6 and 0 <= rate <= TOKENS_MAX):
-        return None
-    # The gauge's mean counts moments between calls, and can be 0; an engine that steps has at least one sequence.
-    batch = max(1.0, steps.batch)
-    decode_s = step.fixed_s + batch * (step.per_sequence_s + step.per_kv_token_s * call.context_tokens)
-    expected_s = decode_s + step.per_prefill_token_s * rate * steps.itl_s
-    log_scale = math.log(steps.itl_s) - math.log(expected_s)
-    return log_scale if abs(log_scale) <= LOG_MAX else None
-
-
-def _call(load: Load) -> _Call | None:
-    prompt, output, hit = load.prompt_tokens_per_call, load.output_tokens_per_call, load.hit_ratio
-    if not (0 <= prompt <= TOKENS_MAX and 1e-3 <= output <= TOKENS_MAX and 0 <= hit <= 1):
-        return None
-    return _Call(prompt * (1 - hit), prompt, output, prompt + output / 2)
+    remembered = known.workload if workload.sane(known.workload) else NO_WORKLOAD
+    known = replace(known, workload=workload.remember(remembered, steps, load))
+    return steptime.learn(known, pool, steps, context)
 
 
 def capacity(
     estimate: Estimate | None, pool: Pool, slo: Slo, load: Load | Unknown, kv_capacity_tokens: float | None
 ) -> Capacity | Unknown:
-    """Calls/s that one replica of the pool sustains at the load's mean call, warm and cold, and what limits it.
+    """Calls/s that one replica of the pool sustains at its mean call, warm and cold, and what limits it.
 
     kv_capacity_tokens: size of a replica's KV cache; None where unknown, which then bounds nothing.
     """
-    if isinstance(load, Unknown):
-        return Unknown(f"the load is unknown ({load.reason})")
-    call = _call(load)
-    if call is None:
-        return Unknown("no calls were seen that would tell how long prompts and answers are")
-    if estimate is None or not _sane(estimate) or estimate.observations < 1:
-        return Unknown("no engine step was measured yet")
-    if not _positive(slo.tpot_s):
-        return Unknown("the TPOT limit is not a positive number")
-    bounds = _bounds(slo, call, kv_capacity_tokens, max(1.0, float(pool.max_num_seqs)))
-    if isinstance(bounds, Unknown):
-        return bounds
-    step, scale = prior(pool), math.exp(estimate.log_scale_mean)
-    alone_s = scale * _alone_s(step, call)
+    known = _known(estimate, load)
+    if isinstance(known, Unknown):
+        return known
+    learnt, call = known
+    if not (0 < slo.tpot_s < math.inf and 0 < slo.ttft_s < math.inf):
+        return Unknown("the latency limits are not positive numbers")
+    if kv_capacity_tokens is not None and not kv_capacity_tokens > 0:
+        return Unknown("the size of the KV cache is not a positive number")
+    kv = math.inf if kv_capacity_tokens is None else kv_capacity_tokens
+    bounds = _Bounds(slo.tpot_s, slo.ttft_s, max(1.0, float(pool.max_num_seqs)), kv)
+    alone_s = _alone_s(steptime.prior(pool), learnt.scales, call)
     if alone_s > bounds.tpot_s:
         return Unknown(f"a sequence alone takes {alone_s:.3g} s per token, and the SLO allows {bounds.tpot_s:.3g} s")
-    warm = _interval(step, estimate, call, call.warm_prefill_tokens, bounds)
-    cold = _interval(step, estimate, call, call.cold_prefill_tokens, bounds)
+    if kv < call.context_tokens:
+        return Unknown(f"a KV cache of {kv:.0f} tokens is too small for a call of {call.context_tokens:.0f}")
+    swing = math.sqrt(call.dispersion / workload.SMOOTH_S)
+    replica = _Replica(steptime.prior(pool), learnt, call, bounds, swing)
+    warm, limit = replica.sustains(workload.reuse(learnt.workload, call))
+    # With all caches lost no TTFT is kept for a while in any case; what counts is what can be worked off.
+    emptied = replace(replica, bounds=replace(bounds, ttft_s=math.inf))
+    cold, _ = emptied.sustains(EMPTIED)
+    if not (warm.mid > 0 and cold.mid > 0):
+        return Unknown("no rate keeps the latency limits: a first token alone takes longer than the SLO allows")
     # A cold call takes no less work than a warm one; only its interval can be tighter, being known at smaller batches.
     cold = Interval(min(cold.low, warm.low), min(cold.mid, warm.mid), min(cold.high, warm.high))
-    return Capacity(warm, cold, _limit(step, scale, call, bounds, warm.mid))
+    return Capacity(warm, cold, limit)
 
 
-def _bounds(slo: Slo, call: _Call, kv_capacity_tokens: float | None, batch_max: float) -> _Bounds | Unknown:
-    if kv_capacity_tokens is None:
-        return _Bounds(slo.tpot_s, batch_max, Limit.BATCH_SIZE)
-    if not kv_capacity_tokens > 0:
-        return Unknown("the size of the KV cache is not a positive number")
-    fitting = kv_capacity_tokens / call.context_tokens
-    if fitting < 1:
-        return Unknown(
-            f"a KV cache of {kv_capacity_tokens:.0f} tokens is too small for a call of {call.context_tokens:.0f}"
-        )
-    return _Bounds(slo.tpot_s, min(fitting, batch_max), Limit.KV_MEMORY if fitting < batch_max else Limit.BATCH_SIZE)
+def _known(estimate: Estimate | None, load: Load | Unknown) -> tuple[Estimate, Call] | Unknown:
+    if isinstance(load, Unknown):
+        return Unknown(f"the load is unknown ({load.reason})")
+    if not workload.usable(load):
+        return Unknown("no calls were seen that would tell how long prompts and answers are")
+    if estimate is None or not steptime.sane(estimate) or estimate.observations < 1:
+        return Unknown("no engine step was measured yet")
+    call = workload.call(estimate.workload, load)
+    if not (0 <= call.prompt_tokens <= workload.TOKENS_MAX and 1e-3 <= call.output_tokens <= workload.TOKENS_MAX):
+        return Unknown("no calls were seen that would tell how long prompts and answers are")
+    return estimate, call
 
 
-def _alone_s(step: StepTime, call: _Call) -> float:
-    """Step time of a lone decoding sequence at scale 1, in seconds."""
-    return step.fixed_s + step.per_sequence_s + step.per_kv_token_s * call.context_tokens
+def _alone_s(step: StepTime, scales: tuple[float, ...], call: Call) -> float:
+    """Step time of a lone decoding sequence, in seconds."""
+    fixed, _, sequence, kv = scales
+    return step.fixed_s * fixed + step.per_sequence_s * sequence + step.per_kv_token_s * kv * call.context_tokens
 
 
-def _per_sequence_s(step: StepTime, call: _Call, prefill_tokens: float) -> float:
-    """What one more sequence adds to a step at scale 1, with its share of the prefills that keep the batch full."""
-    prefill_s = step.per_prefill_token_s * prefill_tokens / call.output_tokens
-    return prefill_s + step.per_sequence_s + step.per_kv_token_s * call.context_tokens
+@dataclass(frozen=True, slots=True)
+class _Replica:
+    step: StepTime
+    learnt: Estimate
+    call: Call
+    bounds: _Bounds
+    swing: float  # sqrt(D/W)
 
+    def sustains(self, times: tuple[Moment, ...]) -> tuple[Interval, Limit]:
+        """The rate at the best of the idle times, with its interval, and what limits it there."""
+        scales = self.learnt.scales
+        # Every second time first: the rate has one hump, and the other ones matter only beside its top.
+        rates = {place: self._rates(scales, times[place]) for place in range(0, len(times), 2)}
+        top = max(rates, key=lambda place: rates[place].least())
+        rates |= {place: self._rates(scales, times[place]) for place in (top - 1, top + 1) if 0 <= place < len(times)}
+        place = max(rates, key=lambda place: rates[place].least())
+        mid = rates[place].least()
+        if not 0 < mid < math.inf:
+            return Interval(0.0, 0.0, 0.0), Limit.QUEUEING
+        best = times[place]
+        limit = self._limit(rates[place], mid)
+        variance = self._variance(best, mid) + MODEL_SD**2
+        batch = self._batch(mid, best)
+        variance += (EXTRAPOLATION_SD * math.log(max(1.0, batch / max(1.0, self.learnt.largest_batch)))) ** 2
+        if limit is Limit.KV_MEMORY:
+            # Where little of what calls leave is ever found again it matters little how soon.
+            guessed = workload.guessed_share(self.learnt.workload, self.call) * self.call.found_share
+            variance += (GUESSED_GAPS_SD * guessed) ** 2
+        reach = math.exp(min(Z * math.sqrt(variance), REACH_MAX))
+        return Interval(mid / reach, mid, mid * reach), limit
 
-def _slo_batch(step: StepTime, scale: float, slope_s: float, tpot_s: float) -> float:
-    """The batch at which the step time meets the SLO; 0 where the fixed part alone exceeds it."""
-    return max(0.0, (tpot_s / scale - step.fixed_s) / slope_s)
+    def _variance(self, best: Moment, mid: float) -> float:
+        """Of ln(mu) by that of the scales, to first order; the best idle time moves only to second order."""
+        scales, cells = self.learnt.scales, self.learnt.covariance
+        gradient = []
+        for term, scale in enumerate(scales):
+            varied = (*scales[:term], scale * (1 + NUDGE), *scales[term + 1 :])
+            rate = max(self._rates(varied, best).least(), TINY)
+            gradient.append((math.log(rate) - math.log(mid)) / (NUDGE * scale))
+        size = len(gradient)
+        variance = sum(gradient[i] * cells[size * i + j] * gradient[j] for i in range(size) for j in range(size))
+        return min(max(variance, 0.0), VARIANCE_MAX)
 
+    def _work(self, scales: tuple[float, ...], moment: Moment) -> tuple[float, float, float]:
+        """Fixed seconds of a step, seconds of prefill and of all steps that a call adds."""
+        call, step = self.call, self.step
+        found = call.shared_tokens + (call.hit_tokens - call.shared_tokens) * moment.share
+        prefill_s = scales[1] * step.per_prefill_token_s * (call.prompt_tokens - found)
+        decode_s = scales[2] * step.per_sequence_s + scales[3] * step.per_kv_token_s * call.context_tokens
+        return scales[0] * step.fixed_s, prefill_s, prefill_s + call.output_tokens * decode_s
 
-def _rate(step: StepTime, scale: float, call: _Call, prefill_tokens: float, bounds: _Bounds) -> tuple[float, float]:
-    """Calls/s at the largest batch within the bounds, and that batch; both 0 where a lone sequence breaks the SLO."""
-    if scale * _alone_s(step, call) > bounds.tpot_s:
-        return 0.0, 0.0
-    slope_s = _per_sequence_s(step, call, prefill_tokens)
-    batch = min(bounds.sequences, _slo_batch(step, scale, slope_s, bounds.tpot_s))
-    return batch / (call.output_tokens * scale * (step.fixed_s + slope_s * batch)), batch
+    def _rates(self, scales: tuple[float, ...], moment: Moment) -> _Rates:
+        call, bounds = self.call, self.bounds
+        fixed_s, prefill_s, work_s = self._work(scales, moment)
+        # 3*(a + b_p*U)/(1 - rho) <= TTFT SLO
+        ttft = max(1 - TAIL * (fixed_s + prefill_s) / bounds.ttft_s, 0.0) / work_s
+        tpot = max(1 - fixed_s / bounds.tpot_s, 0.0) / work_s
+        sequences = bounds.sequences / (call.output_tokens * fixed_s + bounds.sequences * work_s)
+        memory = math.inf
+        if bounds.kv_tokens < math.inf:
+            room = max(bounds.kv_tokens - call.resident_tokens, call.own_tokens)
+            idle = call.left_tokens * (call.found_share * moment.mean_s + (1 - call.found_share) * moment.at_s)
+            half = room * work_s + idle + call.output_tokens * call.own_tokens * fixed_s
+            memory = 2 * room / (half + math.sqrt(max(half * half - 4 * idle * work_s * room, 0.0)))
+        return _Rates(tpot, ttft, self._mean_of_peak(sequences), self._mean_of_peak(memory))
 
+    def _mean_of_peak(self, peak: float) -> float:
+        """The mean rate whose peaks reach `peak`."""
+        root = math.sqrt(peak) - self.swing
+        return root * root if root > 0 else 0.0
 
-def _interval(step: StepTime, estimate: Estimate, call: _Call, prefill_tokens: float, bounds: _Bounds) -> Interval:
-    mean = estimate.log_scale_mean
-    mid, batch = _rate(step, math.exp(mean), call, prefill_tokens, bounds)
-    reach = Z * math.sqrt(estimate.log_scale_variance + _extrapolation_sd(estimate.largest_batch, batch) ** 2)
-    low, _ = _rate(step, math.exp(mean + reach), call, prefill_tokens, bounds)
-    high, _ = _rate(step, math.exp(mean - reach), call, prefill_tokens, bounds)
-    return Interval(low, mid, high)
+    def _batch(self, rate: float, moment: Moment) -> float:
+        fixed_s, _, work_s = self._work(self.learnt.scales, moment)
+        free = 1 - rate * work_s
+        return rate * self.call.output_tokens * fixed_s / free if free > 0 else 0.0
 
-
-def _limit(step: StepTime, scale: float, call: _Call, bounds: _Bounds, calls_per_s: float) -> Limit:
-    # A replica that is full spends this share of its time on prefill.
-    if scale * step.per_prefill_token_s * call.warm_prefill_tokens * calls_per_s > 0.5:
-        return Limit.PREFILL_COMPUTE
-    slope_s = _per_sequence_s(step, call, call.warm_prefill_tokens)
-    if _slo_batch(step, scale, slope_s, bounds.tpot_s) < bounds.sequences:
-        return Limit.DECODE_BANDWIDTH
-    return bounds.sequences_limit
+    def _limit(self, rates: _Rates, mid: float) -> Limit:
+        least = {
+            Limit.KV_MEMORY: rates.memory,
+            Limit.BATCH_SIZE: rates.sequences,
+            Limit.QUEUEING: rates.ttft,
+            Limit.DECODE_BANDWIDTH: rates.tpot,
+        }
+        limit = min(least, key=lambda name: least[name])
+        computed = self.call.prompt_tokens - self.call.hit_tokens
+        prefill_s = self.learnt.scales[1] * self.step.per_prefill_token_s * computed
+        # A replica that is full spends this share of its time on prefill: then seats are what it runs out of last.
+        prefills = limit in {Limit.DECODE_BANDWIDTH, Limit.BATCH_SIZE} and mid * prefill_s > 0.5
+        return Limit.PREFILL_COMPUTE if prefills else limit
 
 
 def unloaded(estimate: Estimate | None, pool: Pool, load: Load | Unknown) -> Unloaded | Unknown:
     """Latency of a lone warm call, by the estimate: its whole prefill in one step, then a token per step."""
-    if isinstance(load, Unknown):
-        return Unknown(f"the load is unknown ({load.reason})")
-    call = _call(load)
-    if call is None:
-        return Unknown("no calls were seen that would tell how long prompts and answers are")
-    if estimate is None or not _sane(estimate) or estimate.observations < 1:
-        return Unknown("no engine step was measured yet")
-    step, scale = prior(pool), math.exp(estimate.log_scale_mean)
-    first_s = step.fixed_s + step.per_prefill_token_s * call.warm_prefill_tokens
-    return Unloaded(ttft_s=scale * first_s, tpot_s=scale * _alone_s(step, call))
+    known = _known(estimate, load)
+    if isinstance(known, Unknown):
+        return known
+    learnt, call = known
+    step, (fixed, prefill, _, _) = steptime.prior(pool), learnt.scales
+    computed = call.prompt_tokens - call.hit_tokens
+    first_s = fixed * step.fixed_s + prefill * step.per_prefill_token_s * computed
+    return Unloaded(ttft_s=first_s, tpot_s=_alone_s(step, learnt.scales, call))
 
 
 def narrow(interval: Interval) -> bool:

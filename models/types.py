@@ -103,31 +103,88 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True)
+class Held:
+    """What one replica holds and serves: requests running, KV tokens in use (0 where unknown), rates of the window."""
+
+    running: float
+    kv_tokens: float
+    calls_per_s: float
+    prompt_tokens_per_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Gaps:
+    """A histogram of seconds between uses of a cached block: upper bounds (the last may be inf), weight in each."""
+
+    bounds_s: tuple[float, ...] = ()
+    weights: tuple[float, ...] = ()
+
+
+NO_GAPS = Gaps()
+
+
+@dataclass(frozen=True, slots=True)
 class Steps:
     """What the engines of a pool did over one window, averaged over its stepping replicas.
 
-    batch: sequences decoding together; itl_s: mean inter-token latency; prefill_tokens_per_s: computed prompt
-    tokens per second of one replica.
+    batch: sequences decoding together, a mean over time; itl_s: mean inter-token latency; prefill_tokens_per_s:
+    computed prompt tokens per second of one replica. window_s: what the rates are means over; since_s: how much of it
+    is new. held: one entry per replica; gaps: blocks evicted per second, by the gap between their last two uses.
     """
 
     batch: float
     itl_s: float
     prefill_tokens_per_s: float
+    window_s: float = 60.0
+    since_s: float = 15.0
+    held: tuple[Held, ...] = ()
+    gaps: Gaps = NO_GAPS
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """Decayed sums over a pool's recent calls, per replica (see `models.workload`). All zero where nothing was seen.
+
+    seconds: time they span; calls, prompt_tokens, hit_tokens, output_tokens; token_seconds: output tokens times the
+    seconds between them; smoothed: each replica's prompt tokens/s over minutes; spread_seconds, squares: time, and
+    squared relative deviations of the smoothed rates, times calls. samples, running, running_squares, kv_tokens,
+    kv_products: sums over moments with running requests, of 1, r, r*r, K and r*K for K KV tokens in use by r requests.
+    """
+
+    seconds: float = 0.0
+    calls: float = 0.0
+    prompt_tokens: float = 0.0
+    hit_tokens: float = 0.0
+    output_tokens: float = 0.0
+    token_seconds: float = 0.0
+    smoothed: tuple[float, ...] = ()
+    spread_seconds: float = 0.0
+    squares: float = 0.0
+    samples: float = 0.0
+    running: float = 0.0
+    running_squares: float = 0.0
+    kv_tokens: float = 0.0
+    kv_products: float = 0.0
+    gaps: Gaps = NO_GAPS
+
+
+NO_WORKLOAD = Workload()
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """What is known of the step time of a pool's engines, relative to its prior (see `StepTime`).
+    """What is known of a pool's engines and of its calls.
 
-    ln(true step time / prior step time) is Gaussian with the given mean and variance; `largest_batch` is the largest
-    batch that ever taught us something (knowledge beyond it is extrapolation); `observations` counts the accepted
-    windows.
+    scales: mean factors on the four terms of the prior step time (see `StepTime`, in its order), and covariance:
+    theirs, row by row (16 numbers). largest_batch: the largest batch that ever taught something (knowledge beyond it
+    is extrapolation); observations: accepted windows; workload: what calls are made of.
     """
 
-    log_scale_mean: float
-    log_scale_variance: float
+    scales: tuple[float, ...]
+    covariance: tuple[float, ...]
     largest_batch: float
     observations: int
+    workload: Workload = NO_WORKLOAD
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +207,7 @@ class Limit(StrEnum):
     DECODE_BANDWIDTH = "decode bandwidth"
     KV_MEMORY = "KV memory"
     BATCH_SIZE = "batch size"
+    QUEUEING = "queueing"
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,7 +46,7 @@ ALWAYS_THERE = frozenset({"instance", "job"})
 ENGINE_LABELS = {"engine", "model_name"}
 """Labels that engines put on their own series, so that `up` can't have them."""
 
-BUCKETS = {Signal.TTFT_BUCKETS_PER_S, Signal.ITL_BUCKETS_PER_S}
+BUCKETS = {Signal.TTFT_BUCKETS_PER_S, Signal.ITL_BUCKETS_PER_S, Signal.REUSE_GAP_BUCKETS_PER_S}
 
 
 @dataclass(frozen=True, slots=True)

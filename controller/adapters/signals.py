@@ -172,6 +172,13 @@ VLLM: tuple[Entry, ...] = (
         essential=True,
         about="inter-token latency, count",
     ),
+    Entry(
+        Signal.REUSE_GAP_BUCKETS_PER_S,
+        Level.REPLICA,
+        buckets("vllm:kv_block_reuse_gap_seconds"),
+        essential=False,
+        about="time between uses of cached blocks (--kv-cache-metrics): how much load the cache can take",
+    ),
 )
 
 SGLANG: tuple[Entry, ...] = (

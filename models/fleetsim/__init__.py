@@ -25,6 +25,7 @@ tokens, prefix cache  vllm:*_tokens_total, prefix_cache_*, num_preemptions      
 latency of tokens     vllm:time_to_first_token_, inter_token_latency_seconds     replica, at each token
 latency of calls      vllm:e2e_request_latency_, request_queue_time_seconds,     replica, only as a call finishes
                       request_success_total
+reuse of KV blocks    vllm:kv_block_reuse_gap_seconds (--kv-cache-metrics)       replica, as a block is evicted
 rejections, sleep     vllm:admission_rejections_total, engine_sleep_state        replica, at once
 GPUs                  DCGM_FI_PROF_*, DCGM_FI_DEV_*                              GPU, every 30 s; pod at each scrape
 clusters              envoy_cluster_upstream_rq_total, _xx, _active, _timeout,   pool, and over a service's pools; at
@@ -45,6 +46,7 @@ Engine.max_queued     test_a_full_queue_answers_at_once
 Engine.by_priority    test_the_more_important_class_is_served_first
 load, KV use          test_gauges_change_only_as_steps_end_and_stay_when_the_engine_stops
 tokens, prefix cache  test_counters_are_those_of_the_plant_and_buckets_are_cumulative
+reuse of KV blocks    test_evicted_blocks_tell_how_long_they_lay_between_their_last_two_uses
 latency of tokens     test_the_latency_of_a_call_is_known_only_as_it_finishes
 latency of calls      test_the_latency_of_a_call_is_known_only_as_it_finishes
 rejections, sleep     test_rejections_are_shown_at_once, test_the_level_of_sleep_is_shown_until_the_replica_is_awake

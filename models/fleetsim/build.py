@@ -107,6 +107,7 @@ def _allocate(services: tuple[ServiceOf, ...], pools: tuple[PoolOf, ...], seed: 
         systems=np.full((places, len(profiles)), -1, np.int32),
         ttft_counts=np.zeros((places, len(w.TTFT_BOUNDS) + 1)),
         itl_counts=np.zeros((places, len(w.ITL_BOUNDS) + 1)),
+        reuse_counts=np.zeros((places, len(w.RESIDENCY_BOUNDS) + 1)),
         e2e_counts=np.zeros((places, len(w.REQUEST_BOUNDS) + 1)),
         queue_counts=np.zeros((places, len(w.REQUEST_BOUNDS) + 1)),
         free_calls=np.arange(size.calls, dtype=np.int32),

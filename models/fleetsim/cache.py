@@ -12,6 +12,7 @@ Memory of a replica, in blocks: used (held by running requests: their own and th
 
 from __future__ import annotations
 
+from models.fleetsim import meters
 from models.fleetsim.compiled import compiled
 from models.fleetsim.world import CHAINS_LEFT, World
 
@@ -27,6 +28,7 @@ def new_chain(world: World, replica: int, task: int, system: int) -> int:
     chain = world.chains[index]
     chain.replica, chain.task, chain.system = replica, task, system
     chain.blocks, chain.users, chain.older, chain.newer, chain.next_of_task = 0, 0, -1, -1, -1
+    chain.touched_s, chain.gap_s = -1.0, -1.0
     if task >= 0:
         chain.next_of_task = world.tasks[task].chains
         world.tasks[task].chains = index
@@ -108,6 +110,10 @@ def use(world: World, index: int) -> None:
     """One more running request holds a chain."""
     chain = world.chains[index]
     chain.users += 1
+    if chain.blocks > 0:
+        if chain.touched_s >= 0.0:
+            chain.gap_s = world.clock[0] - chain.touched_s
+        chain.touched_s = world.clock[0]
     if chain.users == 1 and chain.blocks > 0:
         unlink(world, index)
         home = world.replicas[chain.replica]
@@ -142,6 +148,8 @@ def take(world: World, replica: int, blocks: int) -> bool:
     while missing > 0:
         index = home.oldest
         eaten = min(missing, world.chains[index].blocks)
+        if world.chains[index].gap_s >= 0.0:
+            meters.reused(world, replica, world.chains[index].gap_s, float(eaten))
         world.chains[index].blocks -= eaten
         home.kv_idle -= eaten
         missing -= eaten

@@ -7,7 +7,7 @@ waited and took only as it ends normally, so that a request that was aborted is 
 from __future__ import annotations
 
 from models.fleetsim.compiled import compiled
-from models.fleetsim.world import ITL_BOUNDS, REQUEST_BOUNDS, TTFT_BOUNDS, World
+from models.fleetsim.world import ITL_BOUNDS, REQUEST_BOUNDS, RESIDENCY_BOUNDS, TTFT_BOUNDS, World
 
 
 @compiled
@@ -36,6 +36,16 @@ def gaps(world: World, replica: int, gap_s: float, tokens: float) -> None:
     """Count `tokens` that came `gap_s` after the ones before them."""
     world.replicas[replica].itl_sum += tokens * gap_s
     world.itl_counts[replica, bucket(ITL_BOUNDS, gap_s)] += tokens
+
+
+@compiled
+def reused(world: World, replica: int, gap_s: float, blocks: float) -> None:
+    """Count evicted blocks by the gap between their last two hits: with --kv-cache-metrics, only now, as in vLLM.
+
+    vLLM samples one block in a hundred and counts up to three gaps of each; here every block counts its last one.
+    """
+    world.replicas[replica].reuse_sum += blocks * gap_s
+    world.reuse_counts[replica, bucket(RESIDENCY_BOUNDS, gap_s)] += blocks
 
 
 @compiled

@@ -30,6 +30,7 @@ WITHOUT_GPUS = (w.GONE, w.UNSCHEDULABLE)
 COUNTERS = (
     "prompt_tokens", "computed_tokens", "generated_tokens", "prefix_queries", "prefix_hits", "preemptions", "steps",
     "step_tokens", "prefill_tokens", "stopped", "rejected", "ttft_sum", "itl_sum", "e2e_sum", "queue_sum",
+    "reuse_sum",
 )  # fmt: skip
 """Of a replica's row, what its process counts; `busy_s` and `held_s` go on, they are the GPUs'."""
 
@@ -338,8 +339,8 @@ class Plant:
             row[name] = 0.0
         for name in ("shown_running", "shown_waiting", "shown_kv"):
             row[name] = 0.0
-        for counts in (world.ttft_counts, world.itl_counts, world.e2e_counts, world.queue_counts):
-            counts[replica] = 0.0
+        for name in ("ttft", "itl", "e2e", "queue", "reuse"):
+            getattr(world, f"{name}_counts")[replica] = 0.0
 
     def _live(self, replica: int) -> None:
         """A state has lasted its time, or a draining replica has nothing left to do."""

@@ -152,6 +152,7 @@ class Exporters:
             ("itl", "inter_token_latency_seconds", w.ITL_BOUNDS),
             ("e2e", "e2e_request_latency_seconds", w.REQUEST_BOUNDS),
             ("queue", "request_queue_time_seconds", w.REQUEST_BOUNDS),
+            ("reuse", "kv_block_reuse_gap_seconds", w.RESIDENCY_BOUNDS),
         ):
             reached = np.cumsum(self._counts(name, index))
             for bound, count in zip((*bounds, math.inf), reached, strict=True):

@@ -63,6 +63,11 @@ REQUEST_BOUNDS: Final = (
     120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0,
 )  # fmt: skip
 
+RESIDENCY_BOUNDS: Final = (
+    0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 60.0,
+    120.0, 300.0, 600.0, 1200.0, 1800.0,
+)  # fmt: skip
+
 POOL = np.dtype(
     [
         ("service", "i4"),
@@ -132,6 +137,7 @@ REPLICA = np.dtype(
         ("itl_sum", "f8"),
         ("e2e_sum", "f8"),
         ("queue_sum", "f8"),
+        ("reuse_sum", "f8"),
         ("busy_s", "f8"),
         ("held_s", "f8"),
         ("held_since_s", "f8"),
@@ -200,6 +206,8 @@ CHAIN = np.dtype(
         ("older", "i4"),
         ("newer", "i4"),
         ("next_of_task", "i4"),
+        ("touched_s", "f8"),  # its last hit, -1 before the first
+        ("gap_s", "f8"),  # between its last two hits, -1 before the second
     ]
 )
 
@@ -299,6 +307,7 @@ class World(NamedTuple):
     systems: NDArray[np.int32]  # [R, P] the chain of a profile's system prompt
     ttft_counts: NDArray[np.float64]  # [R, bounds + 1]
     itl_counts: NDArray[np.float64]
+    reuse_counts: NDArray[np.float64]
     e2e_counts: NDArray[np.float64]
     queue_counts: NDArray[np.float64]
     free_calls: NDArray[np.int32]

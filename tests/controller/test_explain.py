@@ -42,12 +42,12 @@ MOVE = """\
 14:13:50  assistant-h100  3 -> 6 replicas  (add capacity)                                recommended
   observed   3 of 3 replicas serve; 150 calls/s offered (150 served); hit rate 0.50; signals at most
              2 s old
-  estimated  a replica carries 32.2 calls/s warm (29.0-35.7), 19.4 cold; limited by prefill compute;
-             1.55 of warm capacity used
+  estimated  a replica carries 31.6 calls/s warm (26.4-37.8), 19.1 cold; limited by prefill compute;
+             1.58 of warm capacity used
   forecast   150 calls/s at 14:17:50 when a start ordered now serves (lead 240 s)
-  planned    7 replicas for 150 calls/s at 32.2 each; binding: headroom theta 0.7
+  planned    7 replicas for 150 calls/s at 31.6 each; binding: headroom theta 0.7
   guarded    3 H100-SXM are free, a replica needs 1
-  expected   at 14:17:50: $ per hour 6.00 -> 12.00; cascade margin -0.54 -> 0.38
+  expected   at 14:17:50: $ per hour 6.00 -> 12.00; cascade margin -0.57 -> 0.37
   do         kubectl -n serving scale deployment/assistant-h100 --replicas=6
   undo       kubectl -n serving scale deployment/assistant-h100 --replicas=3"""
 
@@ -55,10 +55,10 @@ HOLD = """\
 14:13:35  assistant-h100  scale: hold
   observed   3 of 3 replicas serve; 50.0 calls/s offered (50.0 served); hit rate 0.50; signals at
              most 2 s old
-  estimated  a replica carries 31.8 calls/s warm (28.6-35.2), 19.2 cold; limited by prefill compute;
-             0.52 of warm capacity used
+  estimated  a replica carries 31.6 calls/s warm (26.6-37.6), 19.1 cold; limited by prefill compute;
+             0.53 of warm capacity used
   forecast   50.0 calls/s at 14:17:35 when a start ordered now serves (lead 240 s)
-  planned    3 replicas for 50.0 calls/s at 31.8 each; binding: headroom theta 0.7
+  planned    3 replicas for 50.0 calls/s at 31.6 each; binding: headroom theta 0.7
   hold       3 replicas will do: headroom theta 0.7"""
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ import pytest
 from models import fleetsim
 from models.fleetsim.exposition import text
 from models.fleetsim.plant import Plant
-from models.fleetsim.scenario import H100_X4, Engine, PoolOf, ServiceOf
+from models.fleetsim.scenario import COPILOT, H100_X4, Engine, PoolOf, ServiceOf
 from models.fleetsim.telemetry import Exporters, FaultKind, FaultyExporters, Kind, Page, TelemetryFault
 
 REAL = Path(__file__).parents[1] / "data" / "vllm_cpu" / "metrics" / "03_after.prom"
@@ -351,3 +352,20 @@ def test_tasks_are_counted_by_service_and_class_as_they_end() -> None:
             )
             assert shown == fleet.world.tallies[0, klass][field].sum()
     assert value(page, "traces_span_metrics_calls_total", tenant_class="class1", status_code="STATUS_CODE_ERROR") > 50
+
+
+def test_evicted_blocks_tell_how_long_they_lay_between_their_last_two_uses() -> None:
+    profile = replace(COPILOT, share=1.0, gap_mean_s=8.0, gap_sigma=0.0, human_share=0.0)
+    pool = PoolOf("h100", H100_X4, 2, 2)
+    fleet = Plant((ServiceOf("assistant", (pool,), (0.4,), profiles=(profile,)),), seed=7)
+    fleet.run(60)
+    early = named(Exporters(fleet).pages(), "h100-0")
+    assert value(early, "vllm:kv_block_reuse_gap_seconds_count") == 0, "nothing was evicted yet"
+    fleet.run(1800)
+    page = named(Exporters(fleet).pages(), "h100-0")
+    blocks = value(page, "vllm:kv_block_reuse_gap_seconds_count")
+    mean_s = value(page, "vllm:kv_block_reuse_gap_seconds_sum") / blocks
+    assert blocks > 10_000
+    # The gap itself, and the call before it: its prefill and some 220 tokens.
+    assert 9.0 < mean_s < 16.0
+    assert value(page, "vllm:kv_block_reuse_gap_seconds_bucket", le="5.0") == 0

@@ -20,7 +20,7 @@ def test_ten_thousand_pools_take_a_few_seconds_of_processor_time() -> None:
     pool = Pool("p", "s", "H100-SXM", 4, card, Model("m", 70e9, 1, 327_680), 3.2, 1, 12, 240.0, survive_replica=True)
     load = Load(46, 6000, 300, 0.9)
     history = tuple(Bin(15.0 * index, 40.0) for index in range(240))
-    estimate = Estimate(0.0, 0.0025, 60, 9)
+    estimate = Estimate((1.0,) * 4, tuple(0.0025 if i % 5 == 0 else 0.0 for i in range(16)), 60, 9)
     situations = []
     start_s = time.process_time()
     for index in range(POOLS):

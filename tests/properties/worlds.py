@@ -81,7 +81,7 @@ def scripts(pools: int, most: int = 16) -> st.SearchStrategy[list[WorldTick]]:
 def learnt(policy: FleetPolicy) -> ControllerState:
     """The memory of a daemon that has known the pools of a policy for long."""
     load = Load(10.0, PROMPT_TOKENS, OUTPUT_TOKENS, 0.5)
-    known = Estimate(log_scale_mean=0.0, log_scale_variance=0.0025, largest_batch=256.0, observations=100)
+    known = Estimate((1.0,) * 4, tuple(0.0025 if i % 5 == 0 else 0.0 for i in range(16)), 256.0, 100)
     return ControllerState(pools=tuple(PoolState(name, load=load, estimate=known) for name in policy.pools))
 
 
