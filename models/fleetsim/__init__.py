@@ -46,9 +46,9 @@ Engine.max_queued     test_a_full_queue_answers_at_once
 Engine.by_priority    test_the_more_important_class_is_served_first
 load, KV use          test_gauges_change_only_as_steps_end_and_stay_when_the_engine_stops
 tokens, prefix cache  test_counters_are_those_of_the_plant_and_buckets_are_cumulative
-reuse of KV blocks    test_evicted_blocks_tell_how_long_they_lay_between_their_last_two_uses
 latency of tokens     test_the_latency_of_a_call_is_known_only_as_it_finishes
 latency of calls      test_the_latency_of_a_call_is_known_only_as_it_finishes
+reuse of KV blocks    test_evicted_blocks_tell_how_long_they_lay_between_their_last_two_uses
 rejections, sleep     test_rejections_are_shown_at_once, test_the_level_of_sleep_is_shown_until_the_replica_is_awake
 GPUs                  test_gpu_values_are_repeated_for_30_s_and_follow_the_work
 clusters              test_each_pool_is_a_cluster_of_the_gateway_beside_the_one_of_its_rule
