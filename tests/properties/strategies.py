@@ -4,6 +4,8 @@ Numbers are any double: NaN, infinities, negatives, huge and tiny ones. Replicas
 names, so that some are missing, some come twice, and some are unknown to the policy (pass `pools` to hit a policy's).
 """
 
+from math import inf
+
 from hypothesis import strategies as st
 
 from controller.decisions import (
@@ -58,6 +60,7 @@ from models.types import (
     Capacity,
     Estimate,
     Forecast,
+    Gaps,
     Interval,
     Limit,
     Load,
@@ -66,6 +69,7 @@ from models.types import (
     Quantile,
     Target,
     Unknown,
+    Workload,
 )
 
 POOLS = ("a", "b", "stranger")
@@ -113,8 +117,25 @@ def pool_observations(names: tuple[str, ...] = POOLS) -> st.SearchStrategy[PoolO
     gpu = _of_readings(GpuObservation, name=texts, replica=st.sampled_from(REPLICAS))
     fleet = _of_readings(PoolFleet, pool=st.sampled_from(names))
     return _of_readings(
-        PoolObservation, name=st.sampled_from(names), replicas=tuples(replica, 4), gpus=tuples(gpu, 2), fleet=fleet
+        PoolObservation,
+        name=st.sampled_from(names),
+        replicas=tuples(replica, 4),
+        gpus=tuples(gpu, 2),
+        fleet=fleet,
+        reuse_gaps=gaps(),
     )
+
+
+def gaps() -> st.SearchStrategy[Gaps]:
+    """Histograms, sound ones and others."""
+    sound = st.builds(Gaps, st.just((1.0, 10.0, inf)), st.tuples(*[st.floats(0, 1e4)] * 3))
+    return st.one_of(sound, st.builds(Gaps, tuples(numbers), tuples(numbers)))
+
+
+def estimates() -> st.SearchStrategy[Estimate]:
+    """What might be remembered of engines and calls, from whatever checkpoint."""
+    workload = st.builds(Workload, *[numbers] * 6, tuples(numbers), *[numbers] * 7, gaps())
+    return st.builds(Estimate, st.tuples(*[numbers] * 4), st.tuples(*[numbers] * 16), numbers, counts, workload)
 
 
 def outcomes() -> st.SearchStrategy[tuple[Outcome, ...]]:
@@ -150,7 +171,7 @@ def pool_states(names: tuple[str, ...] = POOLS) -> st.SearchStrategy[PoolState]:
         replicas=tuples(st.builds(ReplicaMemory, st.sampled_from(REPLICAS), moments)),
         history=tuples(st.builds(Bin, moments, numbers), 4),
         load=st.one_of(st.none(), st.builds(Load, numbers, numbers, numbers, numbers)),
-        estimate=st.one_of(st.none(), st.builds(Estimate, numbers, numbers, numbers, counts)),
+        estimate=st.one_of(st.none(), estimates()),
         standing=st.one_of(st.none(), standings()),
         fewer_since_s=st.one_of(st.none(), moments),
         scaled_at_s=tuples(moments),
