@@ -223,7 +223,7 @@ class LimitsPolicy(Strict):
     replicas_per_step: PositiveCount = 4
     weight_step: Annotated[float, Field(gt=0, le=1)] = 0.04
     scale_in_hold_s: NonNegative = 300
-    headroom: Annotated[float, Field(gt=0, le=1)] = 0.7
+    headroom: Annotated[float, Field(gt=0, le=1)] = 0.85
 
 
 class Freeze(Strict):

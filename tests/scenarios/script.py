@@ -102,7 +102,7 @@ class World:
     pools: dict[str, Pool] = field(default_factory=dict)
     gpus: int = 16
     mode: str = "recommend"
-    limits: dict[str, float] = field(default_factory=lambda: {"scale_in_hold_s": 60})
+    limits: dict[str, float] = field(default_factory=lambda: {"scale_in_hold_s": 60, "headroom": 0.7})
     freeze: list[dict[str, object]] = field(default_factory=list)
     failing: bool = False
 
