@@ -262,7 +262,8 @@ class PoolState:
 
     load: what the last calls were made of (an idle pool's next calls will resemble them);
     fewer_since_s: since when, without interruption, fewer replicas would have been enough (None: they would not);
-    scaled_at_s: times of past moves that change the number of replicas, for the budget per hour.
+    scaled_at_s: times of past moves that change the number of replicas, for the budget per hour;
+    full_since_s: since when, without interruption, calls have waited beyond the SLO (None: they don't).
     """
 
     name: str
@@ -273,6 +274,7 @@ class PoolState:
     standing: Standing | None = None
     fewer_since_s: float | None = None
     scaled_at_s: tuple[float, ...] = ()
+    full_since_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

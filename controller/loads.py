@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from math import isfinite
 
 from controller.observations import Known, PoolObservation, Reading, ReplicaState
-from models.types import Held, Load, Steps, Unknown
+from models.types import Held, Load, Slo, Steps, Unknown
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +47,20 @@ def steps_of(observation: PoolObservation, window: Window) -> Steps | Unknown:
         held=_held(observation),
         gaps=observation.reuse_gaps,
     )
+
+
+def saturated_calls_per_s(observation: PoolObservation, slo: Slo) -> float | None:
+    """Calls/s that a replica serves, where the pool can't serve more inside its SLO; else None.
+
+    While at least one call per serving replica waits, and first tokens are later than promised, replicas are full.
+    """
+    serving = observation.count(ReplicaState.SERVING)
+    served, waiting, ttft_s = (
+        known(reading) for reading in (observation.served_calls_per_s, observation.waiting, observation.ttft_s)
+    )
+    if served is None or waiting is None or ttft_s is None or not serving:
+        return None
+    return served / serving if served > 0 and waiting >= serving and ttft_s > slo.ttft_s else None
 
 
 def _held(observation: PoolObservation) -> tuple[Held, ...]:

@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from math import isfinite
 
 from controller.decisions import Assessment, Change, Expected, Stage
+from controller.loads import saturated_calls_per_s
 from controller.observations import Hole, Known, Nothing, PoolObservation, ReplicaObservation, ReplicaState
 from models.capacity import narrow
 from models.types import Capacity, Forecast, Slo, Target, Unknown
@@ -57,7 +58,7 @@ def links(observation: PoolObservation, assessment: Assessment, slo: Slo, now_s:
     """The links of the chain that come before the guards: observed, estimated, forecast, planned."""
     return (
         Change(Stage.OBSERVED, None, None, observed(observation, slo)),
-        Change(Stage.ESTIMATED, None, None, estimated(assessment.capacity, observation)),
+        Change(Stage.ESTIMATED, None, None, estimated(assessment.capacity, observation, slo)),
         Change(Stage.FORECAST, None, None, forecast(assessment.forecast, now_s)),
         planned(assessment, observation),
     )
@@ -90,7 +91,7 @@ def observed(pool: PoolObservation, slo: Slo) -> str:
     return "; ".join(parts)
 
 
-def estimated(capacity: Capacity | Unknown, pool: PoolObservation) -> str:
+def estimated(capacity: Capacity | Unknown, pool: PoolObservation, slo: Slo) -> str:
     """What a replica carries, and how much of it is used."""
     match capacity:
         case Unknown(reason):
@@ -100,6 +101,9 @@ def estimated(capacity: Capacity | Unknown, pool: PoolObservation) -> str:
                 f"a replica carries {number(warm.mid)} calls/s warm ({number(warm.low)}-{number(warm.high)}), "
                 f"{number(cold.mid)} cold; limited by {limit.value}"
             )
+            served = saturated_calls_per_s(pool, slo)
+            if served is not None and warm.high <= served:
+                text += "; no more than it serves now, since calls wait beyond the SLO"
             serving = pool.count(ReplicaState.SERVING)
             if isinstance(pool.offered_calls_per_s, Known) and serving and warm.mid > 0 and narrow(warm):
                 text += f"; {pool.offered_calls_per_s.value / (serving * warm.mid):.2f} of warm capacity used"

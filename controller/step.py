@@ -42,7 +42,7 @@ from controller.decisions import (
 from controller.followed import followed, pool_owner
 from controller.freeze import frozen_until
 from controller.guards import Context, Ledger, Proposal
-from controller.loads import Window, load_of, steps_of
+from controller.loads import Window, load_of, saturated_calls_per_s, steps_of
 from controller.observations import Hole, Known, Observation, PoolObservation, Reading, ReplicaState, Status
 from controller.policy import FleetPolicy
 from controller.pools import model_pool, model_slo, unobserved
@@ -191,6 +191,11 @@ def _assess(seeing: _Seeing, memory: PoolState, now_s: float) -> _Seen:
         estimate = capacity.update(estimate, pool, steps_of(observation, seeing.window), load)
     history = demand.update(memory.history, now_s, offered, HISTORY_S)
     carries = capacity.capacity(estimate, pool, slo, load, _known(observation.kv_capacity_tokens))
+    served = saturated_calls_per_s(observation, slo)
+    full_since_s = None if served is None else now_s if memory.full_since_s is None else min(memory.full_since_s, now_s)
+    if full_since_s is not None and now_s - full_since_s >= seeing.window.window_s:
+        # Rates are means over the window: only now all of it lies in the time that replicas were full.
+        carries = capacity.at_most(carries, served)
     assessment = Assessment(
         pool=pool.name,
         capacity=carries,
@@ -205,6 +210,7 @@ def _assess(seeing: _Seeing, memory: PoolState, now_s: float) -> _Seen:
         history=history,
         load=load if isinstance(load, Load) else memory.load,
         estimate=estimate,
+        full_since_s=full_since_s,
         scaled_at_s=tuple(min(at_s, now_s) for at_s in memory.scaled_at_s if now_s - at_s < 3600),
     )
     return _Seen(pool, slo, observation, memory, load, assessment, _current(observation))

@@ -260,6 +260,22 @@ def unloaded(estimate: Estimate | None, pool: Pool, load: Load | Unknown) -> Unl
     return Unloaded(ttft_s=first_s, tpot_s=_alone_s(step, learnt.scales, call))
 
 
+def at_most(capacity: Capacity | Unknown, served_calls_per_s: float | None) -> Capacity | Unknown:
+    """The capacity where a full replica was seen to serve so many calls/s: it carries no more, however vague the rest.
+
+    None changes nothing; a capacity that is unknown stays so.
+    """
+    if isinstance(capacity, Unknown) or served_calls_per_s is None or not 0 < served_calls_per_s < math.inf:
+        return capacity
+
+    def cut(interval: Interval) -> Interval:
+        return Interval(*(min(end, served_calls_per_s) for end in (interval.low, interval.mid, interval.high)))
+
+    return replace(
+        capacity, warm_calls_per_s=cut(capacity.warm_calls_per_s), cold_calls_per_s=cut(capacity.cold_calls_per_s)
+    )
+
+
 def narrow(interval: Interval) -> bool:
     """Whether a capacity is known well enough to act on: its high end is at most three times its low end."""
     return 0 < interval.low <= interval.mid <= interval.high <= NARROW_RATIO * interval.low < math.inf

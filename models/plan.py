@@ -5,9 +5,9 @@
     lam = 0   n = 0                             whatever the capacity; the guards raise it to the pool's floor
 
 theta (0.85) is the one headroom knob: what a load that grows while replicas start, and an estimate that errs, may take.
-It need not pay for bursts: the capacity is computed at the load's peaks. From 35 % load on it errs by -10 to -16 % in the
-median (`bench.capacity`), on the side of more replicas. Planning a high quantile of the demand on top buys nothing yet,
-so the median is planned.
+It need not pay for bursts: the capacity is computed at the load's peaks. From 35 % load on it errs by -10 to -16 % in
+the median (`bench.capacity`), on the side of more replicas. Planning a high quantile of the demand on top buys nothing
+yet, so the median is planned.
 
 Nothing is clamped here to the pool's limits or to what is in stock: guards do, and say so. A pool whose demand or
 capacity is unknown, or whose capacity is known too vaguely, gets no target: never "lower bound 0, so all there is".

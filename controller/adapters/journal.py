@@ -11,8 +11,8 @@ What the demand forecaster has learnt is large (17 kB per series), and changes o
 states, written where they changed, once for the checkpoint and once for each snapshot.
 
 Size. A fleet of 100 pools with 4 replicas of one GPU each, all of whose values change at every tick, writes about
-46 kB per tick: 270 MB per day at ticks of 15 s, and 10 MB of rows per hour if each pool is a service of its own (600
-series). With 1,000 pools it is ten times that, with one 10 MB per day. `prune` holds the file below `max_bytes`: from
+51 kB per tick: 290 MB per day at ticks of 15 s, and 10 MB of rows per hour if each pool is a service of its own (600
+series). With 1,000 pools it is ten times that, with one 12 MB per day. `prune` holds the file below `max_bytes`: from
 90 % on it drops whole stretches between snapshots, the oldest first, until 80 % are left, and gives the file's end back
 to the file system. The write-ahead log beside it takes about 1 MiB more, or one tick.
 """

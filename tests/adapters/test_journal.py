@@ -319,8 +319,8 @@ def test_a_day_of_a_hundred_pools_takes_what_the_docstring_says(path):
     grown, rows = path.stat().st_size - before, len(written[-1].after.demand.rows)
     assert rows == pytest.approx(10e6, rel=0.1)  # 600 series
     # The memory that the one snapshot needs stands beside the newest; there are 24 a day instead of one in 50 ticks.
-    assert (grown - rows) / 50 * 86_400 / 15 < 290e6
-    assert (grown - rows) / 50 * 86_400 / 15 + 24 * rows < 540e6
+    assert (grown - rows) / 50 * 86_400 / 15 < 310e6
+    assert (grown - rows) / 50 * 86_400 / 15 + 24 * rows < 560e6
 
 
 def test_prune_holds_the_file_below_its_limit_and_keeps_it_replayable(path):

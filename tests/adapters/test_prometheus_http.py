@@ -191,7 +191,7 @@ def test_a_histogram_where_a_number_belongs_is_a_hole_and_the_other_way_round(re
     details = " ".join(hole.detail for hole in snapshot.holes)
     assert "preemptions_per_s: " in details
     assert "1 series are histograms instead of a number" in details
-    assert "ttft_buckets_per_s, itl_buckets_per_s: " in details
+    assert "ttft_buckets_per_s, itl_buckets_per_s, kv_block_reuse_gap_buckets_per_s: " in details
     assert "1 series are numbers instead of a histogram" in details
 
 

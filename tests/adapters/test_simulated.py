@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -25,11 +26,15 @@ from controller.metrics import Metrics
 from controller.observations import Known, Signal
 from controller.policy_file import parse
 from models.fleetsim.plant import Plant
-from models.fleetsim.scenario import H100_X4, PoolOf, ServiceOf
+from models.fleetsim.scenario import CHAT, COPILOT, H100_X4, PoolOf, ServiceOf
 from models.fleetsim.telemetry import Exporters
 from models.fleetsim.world import ASLEEP, DRAINING, GONE, READY
 
-HOUR = (ServiceOf("assistant", (PoolOf("h100", H100_X4, 1, 8),), (0.2, 1.2, 2.4, 0.3, 0.1), bin_s=720.0),)
+# Sessions of hundreds of steps would outlast the fall of the load.
+BRIEF = (replace(CHAT, share=0.7), replace(COPILOT, share=0.3))
+HOUR = (
+    ServiceOf("assistant", (PoolOf("h100", H100_X4, 1, 8),), (0.2, 1.2, 2.4, 0.3, 0.1), bin_s=720.0, profiles=BRIEF),
+)
 
 
 def simulated(faults: Faults | None = None) -> SimulatedFleet:

@@ -6,6 +6,7 @@ pipes, terminals, signal handlers and log files).
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import pty
@@ -25,11 +26,16 @@ from pathlib import Path
 
 import pytest
 import yaml
+from properties import worlds
+from properties.worlds import PoolTick, WorldTick
 from servers import CAPTURE, HttpServer, PrometheusServers, Reply, free_port
 
+from controller.act import perform
 from controller.adapters.journal import DECISIONS, SqliteJournal, open_reader
 from controller.cli import main
+from controller.decisions import ControllerState, TickRecord
 from controller.policy_file import parse
+from controller.step import step
 
 COMMANDS = ("run", "recommend", "check", "explain", "replay", "init", "schema", "demo", "simulate")
 BUSY_S, IDLE_S, HUNG_S = "1796077425", "1796077355", "1796077603"
@@ -141,6 +147,36 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> Played:
 def journal(played: Played, tmp_path: Path) -> Path:
     """A copy of the demo's journal, to be harmed."""
     return Path(shutil.copyfile(played.journal, tmp_path / "trimtab.db"))
+
+
+MOVES = """
+version: 1
+telemetry: {prometheus: {url: "http://127.0.0.1:1"}}
+gpus: {H100-SXM: {count: 16, usd_per_gpu_hour: 2.0}}
+services: {chat: {slo: {ttft_s: 2.0, tpot_s: 0.05}, pools: [chat]}}
+pools:
+  chat:
+    select: {app: chat}
+    model: {name: m, parameters: 8.0e9}
+    gpu: {type: H100-SXM}
+    replicas: {min: 1, max: 8}
+    scale: {kind: Deployment, name: chat}
+"""
+
+
+@pytest.fixture
+def moves(tmp_path: Path) -> Path:
+    """A journal of a pool whose load grows twice: two moves."""
+    rules = parse(MOVES, "fleet.yaml").policy
+    path, sha256 = tmp_path / "trimtab.db", hashlib.sha256(MOVES.encode()).hexdigest()
+    script = [WorldTick(15.0, False, (PoolTick(load),)) for load in (20.0, 20.0, 120.0, 120.0, 400.0, 400.0)]
+    state = ControllerState()
+    with SqliteJournal(path) as journal:
+        for tick in worlds.play(rules, script):
+            state, decision = step(rules, state, tick.observation)
+            outcomes = perform(decision, rules, None, decision.now_s)
+            journal.append(TickRecord(tick.observation, decision, sha256, outcomes), MOVES, state)
+    return path
 
 
 # --------------------------------------------------------------------------------------------------------------- help
@@ -357,7 +393,13 @@ def test_init_without_engines_says_where_it_looked(trimtab: Command, prometheus_
 
 def test_demo_tells_its_story(played: Played) -> None:
     assert (played.said.code, played.said.err) == (0, "")
-    for word in ("alarm replica_hung", "alarm replica_down", "2 -> ", "What it would have done", "0 of them decided"):
+    for word in (
+        "alarm replica_hung",
+        "alarm replica_down",
+        "slo_broken",
+        "It would have changed nothing",
+        "0 of them decided",
+    ):
         assert word in played.said.out
     assert not re.search(r"\bnan\b", played.said.out)
     assert all(len(line) <= 100 for line in played.said.out.splitlines() if "trimtab explain" not in line)
@@ -376,12 +418,12 @@ def test_explain_tells_of_the_last_tick(trimtab: Command, journal: Path) -> None
         assert "  observed " in said.out
 
 
-def test_explain_tells_of_the_last_moves(trimtab: Command, journal: Path) -> None:
-    one, two = trimtab("explain", "--last", "1"), trimtab("explain", "tiny-cpu", "--last", "2")
+def test_explain_tells_of_the_last_moves(trimtab: Command, moves: Path) -> None:
+    one, two = (trimtab("explain", "chat", "--last", count, "--journal", moves) for count in ("1", "2"))
     assert (one.code, two.code) == (0, 0)
     assert (one.out.count("  do "), two.out.count("  do ")) == (1, 2)
     assert two.out.endswith(one.out)
-    for word in ("recommended", "kubectl -n default scale deployment/tiny-cpu", "  undo ", "  expected "):
+    for word in ("recommended", "kubectl -n default scale deployment/chat", "  undo ", "  expected "):
         assert word in one.out
     assert trimtab("explain", "--last", "0").code == 2
 
@@ -417,7 +459,8 @@ def test_replay_gives_the_recorded_decisions(trimtab: Command, journal: Path) ->
     assert strict(trimtab("replay", journal, "--json").out) == {"replayed": ticks, "differing_ticks": []}
 
 
-def test_replay_finds_a_decision_that_was_changed(trimtab: Command, journal: Path) -> None:
+def test_replay_finds_a_decision_that_was_changed(trimtab: Command, moves: Path) -> None:
+    journal = moves
     with closing(open_reader(journal)) as reader:
         record = next(record for record in reader.records() if record.decision.moves)
     tick = record.decision.tick

@@ -26,6 +26,7 @@ def policy(name: str = "assistant-h100", **changes: object) -> FleetPolicy:
             "gpus": {"H100-SXM": {"count": 6, "usd_per_gpu_hour": 2.0}},
             "services": {"assistant": {"slo": {"ttft_s": 2.0, "tpot_s": 0.05}, "pools": [name]}},
             "pools": {name: pool},
+            "limits": {"headroom": 0.7},
             **changes,
         }
     )

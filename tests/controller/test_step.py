@@ -64,7 +64,7 @@ def policy(pools: str = "a", **changes: object) -> FleetPolicy:
             "gpus": {"H100-SXM": {"count": 16, "usd_per_gpu_hour": 2.0}},
             "services": {"chat": {"slo": {"ttft_s": 2.0, "tpot_s": 0.05}, "pools": list(pools)}},
             "pools": {name: {"select": {"app": name}, **entry} for name in pools},
-            "limits": {"scale_in_hold_s": 60},
+            "limits": {"scale_in_hold_s": 60, "headroom": 0.7},
             **changes,
         }
     )
@@ -274,7 +274,7 @@ def test_a_request_of_unknown_outcome_is_neither_repeated_nor_cancelled() -> Non
 
 
 def test_attempts_that_fail_for_ever_end_with_the_hourly_budget() -> None:
-    rules = policy(mode="act", limits={"scalings_per_hour": 4})
+    rules = policy(mode="act", limits={"scalings_per_hour": 4, "headroom": 0.7})
     state, told = learnt(rules), []
     outcomes: tuple[Outcome, ...] = ()
     for number in range(6):
