@@ -169,7 +169,9 @@ def moves(tmp_path: Path) -> Path:
     """A journal of a pool whose load grows twice: two moves."""
     rules = parse(MOVES, "fleet.yaml").policy
     path, sha256 = tmp_path / "trimtab.db", hashlib.sha256(MOVES.encode()).hexdigest()
-    script = [WorldTick(15.0, False, (PoolTick(load),)) for load in (20.0, 20.0, 120.0, 120.0, 400.0, 400.0)]
+    script = [
+        WorldTick(15.0, False, (PoolTick(load),)) for load in (20.0, 20.0, 60.0, 60.0, 120.0, 120.0, 400.0, 400.0)
+    ]
     state = ControllerState()
     with SqliteJournal(path) as journal:
         for tick in worlds.play(rules, script):
