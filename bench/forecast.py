@@ -168,15 +168,15 @@ def over_traces(pairs: Iterable[tuple[Trace, float]]) -> float:
 def per_trace(scores: list[Score]) -> Table:
     """One row per trace: losses at .9 of the three horizons, of .5 and .95 at 5 minutes, coverage."""
     table = Table(title="Loss over last value + quantiles, at every bin", width=100)
-    table.add_column("trace")
-    for column in ("kind", ".9: 2 min", "5 min", "10 min", ".5: 10 min", ".95: 10 min", "coverage", "origins"):
-        table.add_column(column, justify="right" if column != "kind" else "left")
+    table.add_column("trace", no_wrap=True)
+    for column in (".9: 2", "5", "10 min", ".5: 10", ".95: 10", "coverage", "origins"):
+        table.add_column(column, justify="right")
     for key in dict.fromkeys((s.trace.trace, s.trace.bin_s) for s in scores):
         mine = [s for s in scores if (s.trace.trace, s.trace.bin_s) == key]
         cells = [_mean(mine, minutes, 1) for minutes in MINUTES] + [_mean(mine, 10, 0), _mean(mine, 10, 2)]
         covered = statistics.fmean(s.coverage for s in mine)
         origins = max(s.origins for s in mine)
-        row = (f"{key[0]} {key[1]} s", mine[0].trace.kind.split(",")[0], *map(_shown, cells), f"{covered:.3f}")
+        row = (f"{key[0]} {key[1]} s", *map(_shown, cells), f"{covered:.3f}")
         table.add_row(*row, f"{origins:,}")
     return table
 
