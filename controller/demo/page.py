@@ -82,7 +82,7 @@ def html(runs: tuple[Run, ...], rows: tuple[Row, ...], day: DayOf, introduction:
 def figure(runs: tuple[Run, ...], day: DayOf) -> go.Figure:
     """Every panel, one above the other, over the day's clock."""
     titles = [panel.title for panel in PANELS]
-    titles.insert(POOLS_ROW - 1, "Ready replicas, by pool")
+    titles.insert(POOLS_ROW - 1, "Ready replicas (dashed: the slower pool)")
     count = len(titles)
     shown = make_subplots(rows=count, cols=1, shared_xaxes=True, vertical_spacing=0.035, subplot_titles=titles)
     for run in runs:
@@ -98,7 +98,9 @@ def figure(runs: tuple[Run, ...], day: DayOf) -> go.Figure:
         (day.loss.start_s, day.loss.end_s, "half a pool lost"),
     ):
         shown.add_vrect(x0=_at(start_s), x1=_at(end_s), fillcolor="#d33", opacity=0.08, line_width=0)
-        shown.add_annotation(x=_at(start_s), y=1.0, yref="paper", yanchor="bottom", text=word, showarrow=False)
+        shown.add_annotation(
+            x=_at(start_s), y=1.0, yref="paper", yanchor="top", xanchor="left", text=word, showarrow=False
+        )
     shown.update_layout(height=230 * count, template="plotly_white", hovermode="x unified", margin={"t": 60, "b": 40})
     shown.update_xaxes(tickformat="%H:%M")
     return shown

@@ -26,6 +26,7 @@ from controller.metrics import Metrics
 from controller.observations import Known, Signal
 from controller.policy_file import parse
 from models.fleetsim.plant import Plant
+from models.fleetsim.recount import recount
 from models.fleetsim.scenario import CHAT, COPILOT, H100_X4, PoolOf, ServiceOf
 from models.fleetsim.telemetry import Exporters
 from models.fleetsim.world import ASLEEP, DRAINING, GONE, READY
@@ -68,6 +69,36 @@ def test_the_unmodified_loop_steers_an_hour_and_its_journal_replays(tmp_path: Pa
         replayed = list(replay.replay(entries, policy, canonical_bytes))
     assert len(replayed) == len(replicas)
     assert all(step.same for step in replayed)
+
+
+def test_a_killed_controller_leaves_the_fleet_serving_and_goes_on_where_it_was(tmp_path: Path) -> None:
+    world, loaded = simulated(), loaded_policy_of(HOUR)
+    told: list[TickRecord] = []
+
+    def steer(until_s: float) -> None:
+        def listen(record: TickRecord) -> None:
+            told.append(record)
+            if record.decision.now_s >= EPOCH_S + until_s:
+                raise KeyboardInterrupt  # nothing is tidied up that a kill would not tidy up
+
+        with closing(SqliteJournal(tmp_path / "killed.db")) as journal:
+            ports = loop.Ports(world.clock, world, world.fleet, world, journal)
+            metrics = Metrics()
+            daemon = loop.Loop(ports, loaded, lambda _: world, metrics, loop.Shown(metrics, lambda _: ()))
+            with pytest.raises(KeyboardInterrupt):
+                daemon.run(listen=listen)
+
+    steer(1500)
+    served, wanted = world.plant.world.ttft_counts.sum(), world.cluster()[0].wanted
+    world.clock.sleep_until(EPOCH_S + 2100)
+    assert world.cluster()[0].wanted == wanted
+    assert world.plant.world.ttft_counts.sum() > served + 100
+    steer(2700)
+    assert [record.decision.tick for record in told] == list(range(1, len(told) + 1))
+    moves = [move.id for record in told for move in record.decision.moves]
+    assert len(moves) == len(set(moves)) > 0
+    world.plant.settle()
+    assert recount(world.plant) == ()
 
 
 def test_the_same_seed_gives_the_same_samples() -> None:

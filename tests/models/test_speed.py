@@ -33,5 +33,6 @@ def test_ten_thousand_pools_take_a_few_seconds_of_processor_time() -> None:
         situations.append(Situation(pool, 10, 0, forecast(remembered, 3610.0, 240.0), known))
         assert isinstance(known, Capacity)
     targets = plan(tuple(situations), 0.7).targets
-    assert time.process_time() - start_s < 5
+    # Of the goal of 1 s for a step of 1,000 pools the mathematics may take 0.7 s.
+    assert time.process_time() - start_s < 7
     assert all(isinstance(target, Target) for target in targets)
