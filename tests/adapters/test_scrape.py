@@ -308,7 +308,7 @@ def test_target_that_the_deadline_left_unread_is_not_called_down(
     reader.read(1000.0, 60.0, DEADLINE_S)
     monkeypatch.setattr(scrape, "IN_FLIGHT", 1)
     first.answer = first.hang
-    snapshot = reader.read(1015.0, 60.0, 0.3)
+    snapshot = reader.read(1015.0, 60.0, 1.5)
     assert values(snapshot, Signal.UP, instance=first.name) == [0.0]
     assert values(snapshot, Signal.UP, instance=second.name) in ([], [1.0])
     assert values(snapshot, Signal.HEARTBEAT_AGE_S, instance=second.name) in ([15.0], [0.0])
