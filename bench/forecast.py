@@ -296,7 +296,10 @@ def main() -> None:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures here")
     chosen = parser.parse_args()
     console = Console(width=100)
-    traces = read(chosen.traces, 1500 if chosen.quick else None)
+    try:
+        traces = read(chosen.traces, 1500 if chosen.quick else None)
+    except ValueError as error:
+        parser.exit(2, f"{error}\n")
     if not traces:
         parser.exit(2, f"There are no traces (NAME_<bin>s.csv.gz) in {chosen.traces}; name their folder by --traces.\n")
     origins = 3 if chosen.quick else chosen.origins

@@ -66,17 +66,22 @@ class Trace:
 
 
 def read(folder: Path, longest: int | None = None) -> list[Trace]:
-    """All loads of all traces in a folder, the first `longest` bins of each; empty where there are none."""
+    """All loads of all traces in a folder, the first `longest` bins of each; empty where there are none.
+
+    A load without a value is unknown there. Raises ValueError where a file is no table of numbers.
+    """
     found: list[Trace] = []
     for file in sorted(folder.glob("*_*s.csv*")):
         match = _NAME.fullmatch(file.name)
         if match is None:
             continue
-        table = pd.read_csv(file).iloc[:longest]
+        try:
+            table = pd.read_csv(file).iloc[:longest]
+            loads = {column: table[column].astype(np.float64) for column in LOADS if column in table}
+        except (ValueError, UnicodeDecodeError, EOFError, OSError) as error:
+            raise ValueError(f"{file}: not a trace ({str(error).splitlines()[0]}); mend it or take it away") from error
         gap = table["gap"].to_numpy(bool) if "gap" in table else np.zeros(len(table), bool)
         found.extend(
-            Trace(match["trace"], column, int(match["bin"]), table[column].to_numpy(np.float64), gap)
-            for column in LOADS
-            if column in table
+            Trace(match["trace"], column, int(match["bin"]), load.to_numpy(), gap) for column, load in loads.items()
         )
     return found
