@@ -13,7 +13,7 @@ demo: .venv/runtime
 
 test: .venv/development tests/packages.sh
 	@sh tests/packages.sh
-	$(BIN)/pytest
+	$(BIN)/pytest -n auto --dist loadfile
 
 check: .venv/development
 	$(BIN)/ruff check .

@@ -107,8 +107,12 @@ def _sizes(scale: Array, judged: Array) -> Array:
 
 
 def _weight(share: Array | float, judged: Array) -> Array:
-    """What a smoothed mean that started at 0 weighs after so many values."""
-    weight: Array = 1 - (1 - share) ** np.maximum(judged, 1.0)
+    """What a smoothed mean that started at 0 weighs after so many values.
+
+    Not as a power: NumPy has two, which differ in the last digit, and takes one or the other by how an array lies in
+    memory, so that a series' forecast would depend on how many others there are.
+    """
+    weight: Array = 1 - np.exp(np.log1p(-share) * np.maximum(judged, 1.0))
     return weight
 
 

@@ -23,6 +23,7 @@ import numpy as np
 from models.forecast.memory import DAY_S, LONG, SHORT, SLOTS, SMOOTHINGS, TRENDS, Array, Grid, Mask
 
 _A = np.asarray(SMOOTHINGS)
+_LOG_KEPT = np.log1p(-_A)
 _ALPHA, _BETA, _PHI = np.asarray(TRENDS).T
 PROFILE_LEVELS = (1, 0)
 """The smoothed levels that are moved along the daily profile: a = .2 and a = .5."""
@@ -139,7 +140,7 @@ def forecasts(fields: dict[str, Array], grid: Grid, at_s: float, seen_features: 
 
 def _levels(fields: dict[str, Array]) -> Array:
     """Smoothed levels, divided by their weight."""
-    weight = 1 - (1 - _A) ** np.maximum(fields["seen"], 1.0)[:, None]
+    weight = 1 - np.exp(_LOG_KEPT * np.maximum(fields["seen"], 1.0)[:, None])  # no power: see errors
     levels: Array = fields["smooth"] / weight
     return levels
 
