@@ -110,7 +110,7 @@ def capacity(
 
     kv_capacity_tokens: size of a replica's KV cache; None where unknown, which then bounds nothing.
     """
-    known = _known(estimate, load)
+    known = known_call(estimate, load)
     if isinstance(known, Unknown):
         return known
     learnt, call = known
@@ -138,7 +138,8 @@ def capacity(
     return Capacity(warm, cold, limit)
 
 
-def _known(estimate: Estimate | None, load: Load | Unknown) -> tuple[Estimate, Call] | Unknown:
+def known_call(estimate: Estimate | None, load: Load | Unknown) -> tuple[Estimate, Call] | Unknown:
+    """What was learnt, and the mean call, where both are known well enough to compute with."""
     if isinstance(load, Unknown):
         return Unknown(f"the load is unknown ({load.reason})")
     if not workload.usable(load):
@@ -200,17 +201,9 @@ class _Replica:
         variance = sum(gradient[i] * cells[size * i + j] * gradient[j] for i in range(size) for j in range(size))
         return min(max(variance, 0.0), VARIANCE_MAX)
 
-    def _work(self, scales: tuple[float, ...], moment: Moment) -> tuple[float, float, float]:
-        """Fixed seconds of a step, seconds of prefill and of all steps that a call adds."""
-        call, step = self.call, self.step
-        found = call.shared_tokens + (call.hit_tokens - call.shared_tokens) * moment.share
-        prefill_s = scales[1] * step.per_prefill_token_s * (call.prompt_tokens - found)
-        decode_s = scales[2] * step.per_sequence_s + scales[3] * step.per_kv_token_s * call.context_tokens
-        return scales[0] * step.fixed_s, prefill_s, prefill_s + call.output_tokens * decode_s
-
     def _rates(self, scales: tuple[float, ...], moment: Moment) -> _Rates:
         call, bounds = self.call, self.bounds
-        fixed_s, prefill_s, work_s = self._work(scales, moment)
+        fixed_s, prefill_s, work_s = workload.work(self.step, scales, call, moment)
         # 3*(a + b_p*U)/(1 - rho) <= TTFT SLO
         ttft = max(1 - TAIL * (fixed_s + prefill_s) / bounds.ttft_s, 0.0) / work_s
         tpot = max(1 - fixed_s / bounds.tpot_s, 0.0) / work_s
@@ -218,7 +211,7 @@ class _Replica:
         memory = math.inf
         if bounds.kv_tokens < math.inf:
             room = max(bounds.kv_tokens - call.resident_tokens, call.own_tokens)
-            idle = call.left_tokens * (call.found_share * moment.mean_s + (1 - call.found_share) * moment.at_s)
+            idle = workload.idle_tokens(call, moment)
             half = room * work_s + idle + call.output_tokens * call.own_tokens * fixed_s
             memory = 2 * room / (half + math.sqrt(max(half * half - 4 * idle * work_s * room, 0.0)))
         return _Rates(tpot, ttft, self._mean_of_peak(sequences), self._mean_of_peak(memory))
@@ -229,7 +222,7 @@ class _Replica:
         return root * root if root > 0 else 0.0
 
     def _batch(self, rate: float, moment: Moment) -> float:
-        fixed_s, _, work_s = self._work(self.learnt.scales, moment)
+        fixed_s, _, work_s = workload.work(self.step, self.learnt.scales, self.call, moment)
         free = 1 - rate * work_s
         return rate * self.call.output_tokens * fixed_s / free if free > 0 else 0.0
 
@@ -250,7 +243,7 @@ class _Replica:
 
 def unloaded(estimate: Estimate | None, pool: Pool, load: Load | Unknown) -> Unloaded | Unknown:
     """Latency of a lone warm call, by the estimate: its whole prefill in one step, then a token per step."""
-    known = _known(estimate, load)
+    known = known_call(estimate, load)
     if isinstance(known, Unknown):
         return known
     learnt, call = known

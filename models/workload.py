@@ -35,8 +35,9 @@ import math
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
+from typing import NamedTuple
 
-from models.types import Gaps, Held, Load, Steps, Workload
+from models.types import Gaps, Held, Load, Steps, StepTime, Workload
 
 MEMORY_S = 1200.0
 LONG_MEMORY_S = 3600.0
@@ -214,6 +215,27 @@ class Moment:
 
 EMPTIED = (Moment(0.0, 0.0, 0.0),)
 """A cache that keeps nothing."""
+
+
+class Work(NamedTuple):
+    """Seconds of engine steps: the fixed part of each, what prefill adds per call, and all that a call adds."""
+
+    fixed_s: float
+    prefill_s: float
+    call_s: float
+
+
+def work(step: StepTime, scales: tuple[float, ...], call: Call, moment: Moment) -> Work:
+    """What a call costs where the cache gives `moment`; scales: learnt factors on the terms of the step time."""
+    found = call.shared_tokens + (call.hit_tokens - call.shared_tokens) * moment.share
+    prefill_s = scales[1] * step.per_prefill_token_s * (call.prompt_tokens - found)
+    decode_s = scales[2] * step.per_sequence_s + scales[3] * step.per_kv_token_s * call.context_tokens
+    return Work(scales[0] * step.fixed_s, prefill_s, prefill_s + call.output_tokens * decode_s)
+
+
+def idle_tokens(call: Call, moment: Moment) -> float:
+    """KV tokens per call/s that lie in a cache which keeps what idles for `moment`."""
+    return call.left_tokens * (call.found_share * moment.mean_s + (1 - call.found_share) * moment.at_s)
 
 
 def guessed_share(workload: Workload, call: Call) -> float:
