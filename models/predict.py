@@ -14,6 +14,7 @@ symbols of `models.capacity` and lam calls/s arriving at it:
     TPOT      T, mean inter-token latency
     timeouts  p = exp(-timeout/mean TTFT); attempts per call (1 - p^(k+1))/(1 - p) for k retries; lam is calls times
               attempts, to a fixed point. success = 1 - p^(k+1)
+    good      success times 1 - exp(-TTFT SLO/mean TTFT), a mean that goes with the anchored percentile; 0 where full
     full      without any balance the replica serves the largest rate that has one; success is that share of the calls,
               latency unknown: a queue that grows has no mean
 
@@ -49,7 +50,7 @@ SHARE_MIN = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What is measured now; None where it is not. TTFT is at the SLO's percentile, TPOT the mean, hits 0-1."""
+    """What is measured now; None where it is not. TTFT and TPOT at the SLO's percentile; hits from 0 to 1."""
 
     ttft_s: float | None = None
     tpot_s: float | None = None
@@ -95,11 +96,11 @@ class Allocation:
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """A part under an allocation. calls_per_s: admitted, without retries; success_share: of these, well served.
+    """A part under an allocation. calls_per_s: admitted, without retries; success_share: of these, not given up.
 
-    ttft_s (at the SLO's percentile) and tpot_s are None where the replicas are full; usd_per_call: of a successful one,
-    None where there is none. utilisation: share of a replica's time that is not spare; cold_share: calls that find
-    nothing of their session.
+    ttft_s (at the SLO's percentile) and tpot_s are None where the replicas are full. good_share: calls whose first
+    token is in time, of those admitted; usd_per_call: of a good one, None where there is none. utilisation: share of a
+    replica's time that is not spare; cold_share: calls that find nothing of their session.
     """
 
     calls_per_s: float
@@ -110,6 +111,7 @@ class Prediction:
     ttft_s: float | None
     tpot_s: float | None
     success_share: float
+    good_share: float
     usd_per_h: float
     usd_per_call: float | None
     full: bool
@@ -176,17 +178,20 @@ def _predict(part: Part, load: Load, given: _Given) -> Prediction | Unknown:
     now = _settled(replica, load.offered_calls_per_s / max(part.replicas, 1), 0.0, given.clients)
     after = _settled(replica, given.calls_per_s / max(given.replicas, 1), cold, given.clients)
     usd_per_h = given.replicas * part.pool.gpus_per_replica * part.pool.usd_per_gpu_h
-    good_per_h = given.calls_per_s * after.success_share * 3600
     tail = -math.log(max(1 - part.slo.percentile / 100, SHARE_MIN))
+    ttft_s = _anchored(now, after, (now.ttft_s * tail, after.ttft_s * tail), part.seen.ttft_s)
+    good = 0.0 if ttft_s is None else after.success_share * _within(part.slo.ttft_s * tail, ttft_s)
+    good_per_h = given.calls_per_s * good * 3600
     return Prediction(
         calls_per_s=given.calls_per_s,
         hit_ratio=_hits(now, after, part.seen.hit_ratio),
         cold_share=cold,
         batch=after.batch,
         utilisation=after.utilisation,
-        ttft_s=_anchored(now, after, (now.ttft_s * tail, after.ttft_s * tail), part.seen.ttft_s),
+        ttft_s=ttft_s,
         tpot_s=_anchored(now, after, (now.tpot_s, after.tpot_s), part.seen.tpot_s),
         success_share=after.success_share,
+        good_share=good,
         usd_per_h=usd_per_h,
         usd_per_call=usd_per_h / good_per_h if good_per_h > 0 else None,
         full=after.full,
@@ -205,6 +210,11 @@ def _anchored(now: _State, after: _State, values: tuple[float, float], seen: flo
     if after.full:
         return None
     return values[1] if seen is None or now.full or not values[0] > 0 else seen * values[1] / values[0]
+
+
+def _within(limit_s: float, mean_s: float) -> float:
+    """Share of an exponential that is within a limit."""
+    return 1 - math.exp(-limit_s / mean_s) if mean_s > 0 else 1.0
 
 
 def _hits(now: _State, after: _State, seen: float | None) -> float:
@@ -281,7 +291,7 @@ class _Replica:
             utilisation=rate * work_s,
             ttft_s=ttft_s,
             tpot_s=tpot_s,
-            success_share=1 - math.exp(-timeout_s / ttft_s) if ttft_s > 0 else 1.0,
+            success_share=_within(timeout_s, ttft_s),
             full=False,
         )
 

@@ -10,6 +10,7 @@ or timed out, which leaves open whether it happened (here it did).
 
 from __future__ import annotations
 
+import copy
 import threading
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -142,6 +143,11 @@ class SimulatedFleet:
 
     def close(self) -> None:
         """Nothing to release."""
+
+    def fork(self) -> SimulatedFleet:
+        """An equal world, chance included, that goes its own way from now on."""
+        with self._lock:
+            return copy.deepcopy(self, {id(self._lock): threading.RLock()})
 
     def advance(self, at_s: float) -> None:
         """Let the plant's time pass up to `at_s` (Unix s), scraping and carrying out late actions on the way."""

@@ -32,7 +32,8 @@ def test_predictions_give_the_worked_numbers() -> None:
     assert six.ttft_s == pytest.approx(0.225, rel=0.005)
     assert (five.tpot_s, five.ttft_s) == (pytest.approx(0.0308, rel=0.003), pytest.approx(0.275, rel=0.005))
     assert six.usd_per_h == pytest.approx(6 * 4 * 3.2)
-    assert six.usd_per_call == pytest.approx(six.usd_per_h / (24 * 3600))
+    assert six.usd_per_call == pytest.approx(six.usd_per_h / (24 * 3600 * six.good_share))
+    assert six.good_share == pytest.approx(1.0)
 
 
 def test_what_is_seen_now_is_right_and_the_model_says_by_which_factor_it_changes() -> None:

@@ -1,0 +1,26 @@
+"""From readings and the policy to the questions that `models.predict` answers. Pure."""
+
+from __future__ import annotations
+
+from controller.loads import known
+from controller.observations import PoolObservation, ReplicaState
+from controller.policy import ClientPolicy
+from models.predict import Clients, Part, Seen
+from models.types import Estimate, Load, Pool, Slo, Unknown
+
+SETTLED_S = 300.0
+"""How long after a move its effect is looked at: sessions that moved are warm again, queues have settled."""
+
+
+def part_of(
+    pool: Pool, slo: Slo, observation: PoolObservation, load: Load | Unknown, estimate: Estimate | None
+) -> Part:
+    """The pool as it is: what it holds and what is seen of it."""
+    seen = Seen(known(observation.ttft_s), known(observation.itl_s), known(observation.hit_ratio))
+    kv_tokens = known(observation.kv_capacity_tokens)
+    return Part(pool, slo, estimate, load, observation.count(ReplicaState.SERVING), kv_tokens, seen)
+
+
+def clients_of(policy: ClientPolicy) -> Clients:
+    """How the service's callers behave, as the policy has it."""
+    return Clients(policy.timeout_s, policy.retries)
