@@ -31,6 +31,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from bench.arguments import writable
 from bench.calibration import silicon
 from bench.calibration.capture import LoadRun, Part, read
 from bench.calibration.compare import Compared, Errors, errors, itl_p95_s, tokens_per_s, ttft_p95_s
@@ -201,7 +202,7 @@ def main() -> int:
     """Print the tables; write JSON where asked. Returns the exit code."""
     arguments = argparse.ArgumentParser(description="How far the plant is from real engines.")
     arguments.add_argument("--quick", action="store_true", help="one replay per load, two points of aiconfigurator's")
-    arguments.add_argument("--json", type=Path, metavar="FILE", help="write the figures here")
+    arguments.add_argument("--json", type=writable, metavar="FILE", help="write the figures here")
     arguments.add_argument("--capture", type=Path, default=CAPTURE, metavar="FOLDER", help="another capture like it")
     chosen = arguments.parse_args()
     console = Console(width=100)

@@ -30,6 +30,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from bench.arguments import writable
 from bench.learnt_capacity import Lesson, Said, teach
 from bench.true_maximum import ABREAST, SEEDS, Goal, Jobs, Kept, Maximum, Search, play
 from models.fleetsim.scenario import (
@@ -222,7 +223,7 @@ def main() -> None:
     """Print the tables; write JSON where asked."""
     arguments = argparse.ArgumentParser(description="Learnt capacity against the plant's true maximum.")
     arguments.add_argument("--quick", action="store_true", help="one pair of mixes, fewer and shorter runs")
-    arguments.add_argument("--json", type=Path, metavar="FILE", help="write the figures here")
+    arguments.add_argument("--json", type=writable, metavar="FILE", help="write the figures here")
     default = Path(__file__).with_name("true_maxima.json")
     arguments.add_argument("--keep", type=Path, metavar="FILE", default=default, help="where found maxima are kept")
     chosen = arguments.parse_args()

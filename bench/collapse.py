@@ -19,12 +19,12 @@ import json
 import os
 import platform
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from bench.arguments import writable
 from models.fleetsim.plant import Plant
 from models.fleetsim.scenario import COPILOT, H100_X4, Clients, PoolOf, ServiceOf
 
@@ -157,7 +157,7 @@ def main() -> None:
     """Print the table and the answer; write JSON where asked."""
     arguments = argparse.ArgumentParser(description="Recovery from a loss, by load and by the clients' retries.")
     arguments.add_argument("--quick", action="store_true", help="three loads and two seeds")
-    arguments.add_argument("--json", type=Path, metavar="FILE", help="write the figures here")
+    arguments.add_argument("--json", type=writable, metavar="FILE", help="write the figures here")
     chosen = arguments.parse_args()
     seeds = QUICK_SEEDS if chosen.quick else SEEDS
     cells = scan(QUICK_LOADS if chosen.quick else LOADS_TASKS_PER_S, seeds)

@@ -33,6 +33,7 @@ from rich.progress import Progress, TaskID
 from rich.table import Table
 
 from bench import rivals
+from bench.arguments import writable
 from bench.traces import HOUR_S, MINUTES, Array, Trace, read
 from models import forecast, scoring
 from models.forecast import LEVELS, Grid
@@ -293,7 +294,7 @@ def main() -> None:
     parser.add_argument("--traces", type=Path, default=TRACES, metavar="DIR", help="a folder of NAME_<bin>s.csv.gz")
     parser.add_argument("--origins", type=int, default=20, metavar="N", help="origins per load for what refits (20)")
     parser.add_argument("--quick", action="store_true", help="the first 1,500 bins of each trace, 3 origins")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures here")
+    parser.add_argument("--json", type=writable, metavar="FILE", help="write the figures here")
     chosen = parser.parse_args()
     console = Console(width=100)
     try:
@@ -305,7 +306,7 @@ def main() -> None:
     origins = 3 if chosen.quick else chosen.origins
     missing = [name for name in rivals.REFITTED if name not in rivals.installed()]
     if missing:
-        console.print(f"Left out, not installed: {', '.join(missing)} (pip install 'trimtab[bench]').")
+        console.print(f"Left out, not installed: {', '.join(missing)} (pip install 'trimtab[bench]').", markup=False)
     scores, sampled = run(traces, origins, console)
     found = figures(scores, sampled, tick_s())
     console.print(per_trace(scores))

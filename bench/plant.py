@@ -25,6 +25,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from bench.arguments import writable
 from models.fleetsim.plant import Plant
 from models.fleetsim.scenario import COPILOT, H100_X4, PoolOf, ServiceOf
 
@@ -140,7 +141,7 @@ def main() -> None:
     """Print the table; write JSON where asked."""
     arguments = argparse.ArgumentParser(description="Calls that the plant carries per second, and its memory.")
     arguments.add_argument("--quick", action="store_true", help="a simulated day instead of a week")
-    arguments.add_argument("--json", type=Path, metavar="FILE", help="write the figures here")
+    arguments.add_argument("--json", type=writable, metavar="FILE", help="write the figures here")
     chosen = arguments.parse_args()
     console = Console(width=100)
     # spawn: a forked child would count its parent's memory as its own.

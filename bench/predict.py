@@ -31,12 +31,12 @@ import statistics
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from pathlib import Path
 
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from bench.arguments import writable
 from controller import observe, whatif
 from controller.adapters.simulated import EPOCH_S, SimulatedFleet, policy_of
 from controller.decisions import ControllerState
@@ -374,7 +374,7 @@ def main() -> None:
     """Print the table; write JSON where asked."""
     arguments = argparse.ArgumentParser(description="What a move was said to do, against what it did.")
     arguments.add_argument("--quick", action="store_true", help="four worlds, five moves each")
-    arguments.add_argument("--json", type=Path, metavar="FILE", help="write the figures here")
+    arguments.add_argument("--json", type=writable, metavar="FILE", help="write the figures here")
     chosen = arguments.parse_args()
     worlds = [World(n, 5, 1) for n in range(4)] if chosen.quick else [World(n, MOVES, STILL) for n in range(WORLDS)]
     errors = Console(stderr=True)

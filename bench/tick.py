@@ -20,12 +20,12 @@ import resource
 import statistics
 import time
 from dataclasses import dataclass
-from pathlib import Path
 
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from bench.arguments import writable
 from controller.decisions import ControllerState
 from controller.observations import (
     Hole,
@@ -159,7 +159,7 @@ def main() -> None:
     """Print the table; write JSON where asked."""
     arguments = argparse.ArgumentParser(description="Time and memory of one step, by the number of pools.")
     arguments.add_argument("--quick", action="store_true", help="up to 1,000 pools, few ticks")
-    arguments.add_argument("--json", type=Path, metavar="FILE", help="write the figures here")
+    arguments.add_argument("--json", type=writable, metavar="FILE", help="write the figures here")
     chosen = arguments.parse_args()
     sizes = (10, 100, 1000) if chosen.quick else (10, 100, 1000, 10_000)
     ticks = 5 if chosen.quick else 15

@@ -80,6 +80,14 @@ def read(folder: Path, longest: int | None = None) -> list[Trace]:
             loads = {column: table[column].astype(np.float64) for column in LOADS if column in table}
         except (ValueError, UnicodeDecodeError, EOFError, OSError) as error:
             raise ValueError(f"{file}: not a trace ({str(error).splitlines()[0]}); mend it or take it away") from error
+        impossible = [column for column, load in loads.items() if not ((load >= 0) | load.isna()).all()]
+        impossible += [column for column, load in loads.items() if np.isinf(load).any()]
+        if impossible:
+            raise ValueError(f"{file}: {impossible[0]} has loads that can't be (below zero or infinite); mend it")
+        if int(match["bin"]) == 0:
+            raise ValueError(f"{file}: bins of 0 s; name the file by the seconds of its bins")
+        if "gap" in table and not table["gap"].isin([0, 1]).all():
+            raise ValueError(f"{file}: gap has values other than 0 and 1; mend it")
         gap = table["gap"].to_numpy(bool) if "gap" in table else np.zeros(len(table), bool)
         found.extend(
             Trace(match["trace"], column, int(match["bin"]), load.to_numpy(), gap) for column, load in loads.items()

@@ -69,7 +69,7 @@ def _of_promise(pool: PoolObservation, slo: Slo) -> Iterator[Alarm]:
         if isinstance(reading, Known) and reading.value > limit_s
     ]
     if broken:
-        waiting = f"; {pool.waiting.value:.0f} waiting" if isinstance(pool.waiting, Known) else ""
+        waiting = f"; {number(pool.waiting.value)} waiting" if isinstance(pool.waiting, Known) else ""
         yield Alarm(AlarmKind.SLO_BROKEN, pool.name, " and ".join(broken) + waiting)
 
 

@@ -29,7 +29,7 @@ from controller.adapters.prometheus import PrometheusTelemetry
 from controller.adapters.scrape import ScrapeTelemetry
 from controller.decisions import ControllerState, TickRecord
 from controller.demo import recorded
-from controller.errors import PolicyError, TelemetryError, TrimtabError
+from controller.errors import JournalError, PolicyError, TelemetryError, TrimtabError
 from controller.metrics import Metrics
 from controller.policy import FleetPolicy, PrometheusSource
 from controller.policy_file import PolicyWatch, load, parse, schema_text
@@ -228,8 +228,9 @@ def simulate(serving: Serving, *, policy_out: Path | None, prometheus: str) -> N
             simulated.write_targets(serving.file_sd, simulation.targets())
             # A Prometheus goes on scraping what the file names, for as long as it is there.
             stack.callback(serving.file_sd.unlink, missing_ok=True)
+        policy = simulated.policy_for(simulated.SCENARIO, prometheus)
         if policy_out is not None:
-            _create(policy_out, simulated.policy_for(simulated.SCENARIO, prometheus).text, "--policy-out")
+            _create(policy_out, policy.text, "--policy-out")
         sys.stdout.write(simulated.scrape_config(simulation.targets(), serving.file_sd))
         sys.stdout.flush()
         sys.stderr.write(f"trimtab: serving {len(simulation.targets())} targets on http://{simulation.address}/\n")
@@ -316,7 +317,18 @@ def _recent(path: Path, count: int) -> tuple[TickRecord, ...]:
 
 
 def _policy_of(records: JournalReader, record: TickRecord) -> FleetPolicy:
-    return parse(records.policy_text(record.policy_sha256), "the journal", telemetry_required=False).policy
+    return _kept_policy(records.policy_text(record.policy_sha256))
+
+
+def _kept_policy(text: str) -> FleetPolicy:
+    """A policy that was in force when it was written to the journal."""
+    try:
+        return parse(text, "the policy", telemetry_required=False).policy
+    except PolicyError as error:
+        raise JournalError(
+            f"a policy in the journal can't be read any more ({error}); use the Trimtab that wrote it, or move the "
+            "journal away, and Trimtab starts a new one"
+        ) from error
 
 
 def _last_moves(records: JournalReader, pool: str | None, count: int) -> tuple[TickRecord, ...]:
@@ -334,9 +346,6 @@ def _last_moves(records: JournalReader, pool: str | None, count: int) -> tuple[T
 
 
 def _replay(records: JournalReader, *, quiet: bool) -> tuple[int, list[int]]:
-    def policy(text: str) -> FleetPolicy:
-        return parse(text, "the journal", telemetry_required=False).policy
-
     steps = records.replayable()
     ticks = next((record.decision.tick for record in records.tail(1)), 0)
     shown = (
@@ -344,7 +353,7 @@ def _replay(records: JournalReader, *, quiet: bool) -> tuple[int, list[int]]:
     )
     entries = (replay.Recorded(entry.state_before, entry.policy_text, entry.record) for entry in shown)
     total, differing = 0, []
-    for replayed in replay.replay(entries, policy, canonical_bytes):
+    for replayed in replay.replay(entries, _kept_policy, canonical_bytes):
         total += 1
         if not replayed.same:
             differing.append(replayed.record.decision.tick)

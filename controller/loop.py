@@ -330,7 +330,10 @@ class Loop:
         for move in decision.moves:
             _log.info("move", id=move.id, text=explain.headline(move, decision.now_s))
         # An alarm is the same one as long as its kind and target are; its words change with the numbers in them.
-        alarms = {(alarm.kind, alarm.target): alarm.detail for alarm in decision.alarms}
+        alarms: dict[tuple[AlarmKind, str], str] = {}
+        for alarm in decision.alarms:
+            known = alarms.get((alarm.kind, alarm.target))
+            alarms[alarm.kind, alarm.target] = alarm.detail if known is None else f"{known}; {alarm.detail}"
         for kind, target in sorted(alarms.keys() - self._alarms):
             _log.warning("alarm", kind=kind.value, target=target, detail=alarms[kind, target])
         for kind, target in sorted(self._alarms - alarms.keys()):

@@ -230,6 +230,11 @@ class Reader:
 
     def _speaking(self, values: Mapping[Signal, float]) -> tuple[ReplicaState, str]:
         """The state of a replica whose engine's series are fresh."""
+        for signal in _VITAL:
+            reading = judge(signal, values.get(signal), 0.0, self.snapshot)
+            if isinstance(reading, Hole) and reading.kind is Nothing.NAN:
+                # Left out of the pool's sums without a word, its load would be missed by nobody.
+                return ReplicaState.BLIND, reading.detail
         if values.get(Signal.AWAKE) == 0:
             return ReplicaState.ASLEEP, "the engine sleeps; requests sent to it hang uncounted"
         if values.get(Signal.STEPS_PER_S) == 0:
@@ -253,6 +258,9 @@ accepting calls. So many more open files in the older half of a window without a
 nobody serves; only the older half counts, because a step that answers new calls may not have been scraped yet."""
 
 _OF_ANY_PROCESS = {Signal.UP, Signal.OPEN_FILES_GROWTH_PER_S}
+_VITAL = (Signal.RUNNING, Signal.FIRST_TOKENS_PER_S)
+POSSIBLE_MAX = 1e15
+"""No gauge of an engine, a GPU or a gateway is larger: bytes of memory are 1e12, tokens/s of a fleet 1e9."""
 _HELD = ((Signal.RUNNING, "running"), (Signal.WAITING, "waiting"))
 
 
@@ -263,7 +271,7 @@ def judge(signal: Signal, value: float | None, age_s: float, snapshot: Snapshot)
         return Hole(Nothing.ABSENT, f"the query for {signal} failed" if failed else f"no series of {signal}")
     if isnan(value):
         return Hole(Nothing.NAN, f"{signal} is NaN at its source")
-    if not isfinite(value) or (value < 0 and signal not in _SIGNED):
+    if not abs(value) <= POSSIBLE_MAX or (value < 0 and signal not in _SIGNED):
         return Hole(Nothing.NAN, f"{signal} has the impossible value {value:g}")
     return Known(rounded(value), age_s)
 

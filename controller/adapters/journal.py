@@ -193,12 +193,13 @@ class JournalReader:
     def _layout(self, number: int) -> _Layouts:
         if number not in self._layouts:
             row = self._fetch("SELECT layouts FROM formats WHERE id = ?", number)
-            if not row:
+            try:
+                self._layouts[number] = _Layouts(*json.loads(row[0][0]))
+            except (IndexError, TypeError, ValueError) as error:
                 raise JournalError(
-                    f"{self._path}: the format {number} of its records is missing, so the file is damaged; "
+                    f"{self._path}: the format {number} of its records is missing or broken, so the file is damaged; "
                     "move it away, and Trimtab starts a new one"
-                )
-            self._layouts[number] = _Layouts(*json.loads(row[0][0]))
+                ) from error
         return self._layouts[number]
 
     def _state(self, after: int, layout: int, data: bytes) -> ControllerState:
@@ -207,7 +208,13 @@ class JournalReader:
         if state.demand is None:
             return state
         row = self._fetch("SELECT rows FROM memories WHERE tick <= ? ORDER BY tick DESC LIMIT 1", after)
-        return replace(state, demand=replace(state.demand, rows=row[0][0] if row else b""))
+        memory = replace(state.demand, rows=row[0][0] if row else b"")
+        if row and not memory.whole():
+            raise JournalError(
+                f"{self._path}: the forecaster's memory after tick {after} is not whole, so the file is damaged; "
+                "move it away, and Trimtab starts a new one"
+            )
+        return replace(state, demand=memory)
 
     def _decoded(self, codec: Codec[T], data: bytes, layout: str, tick: int) -> T:
         try:

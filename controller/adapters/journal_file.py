@@ -181,6 +181,8 @@ def _identify(path: Path, connection: sqlite3.Connection) -> int:
         return 0
     if application_id != APPLICATION_ID:
         raise JournalError(f"{path}: this is another application's database; leave it alone and {RENAME}")
+    if version < 1:
+        raise JournalError(f"{path}: version {version} of a journal never was, so the file is damaged; {RENAME}")
     if version > SCHEMA_VERSION:
         raise JournalError(
             f"{path}: a newer Trimtab wrote this journal (version {version}, this one knows {SCHEMA_VERSION}); "

@@ -277,7 +277,9 @@ def _target(index: int, given: ScrapeTarget, policy: FleetPolicy) -> Target:
             labels.setdefault(canonical, labels[name])
     auth = httpx.BasicAuth(url.username, url.password) if url.userinfo else None
     plain = url.copy_with(userinfo=b"", path="/metrics" if url.path in {"", "/"} else url.path)
-    return Target(plain, auth, label_pairs(labels.items()), labels["instance"])
+    # Several engines behind one address differ by their path; holes and alarms must tell them apart as well.
+    name = labels["instance"] if plain.path == "/metrics" else labels["instance"] + plain.path
+    return Target(plain, auth, label_pairs(labels.items()), name)
 
 
 def _twins(targets: list[Target]) -> Iterator[SourceHole]:

@@ -7,7 +7,7 @@ shares of the profiles.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from itertools import pairwise
 
 import numpy as np
@@ -44,12 +44,48 @@ def _kv_bytes(pool: PoolOf) -> float:
     return 2 * pool.engine.layers * pool.engine.kv_heads_size * pool.engine.kv_bytes_per_element
 
 
+_POSITIVE = {
+    "gpus", "flop_per_s", "bytes_per_s", "memory_bytes", "parameters", "weight_bytes", "layers", "hidden",
+    "kv_heads_size", "kv_bytes_per_element", "block_tokens", "max_seqs", "token_budget", "zones", "nodes", "steps_mean",
+    "steps_max", "input_mean", "output_mean", "gap_mean_s", "human_gap_s", "context_max", "ttft_timeout_s",
+    "total_timeout_s", "backoff_s", "resubmit_after_s", "bin_s", "slo_ttft_s",
+}  # fmt: skip
+_SHARES = {"human_share", "resubmit_share"}
+_NONE_IS_MINUS_ONE = {"max_queued", "max_parallel"}
+NUMBER_MAX = 1e18
+
+
+def _possible(place: str, value: object) -> None:
+    """Raise ValueError at the first number below that can't be one of its kind: NaN, negative, beyond any machine."""
+    if isinstance(value, tuple):
+        for item in value:
+            _possible(place, item)
+    if not is_dataclass(value):
+        return
+    for field in fields(value):
+        held = getattr(value, field.name)
+        where = f"{place}: {field.name}"
+        for number in held if isinstance(held, tuple) else (held,):
+            if not isinstance(number, (int, float)):
+                _possible(f"{place}: {getattr(number, 'name', field.name)}", number)
+            elif field.name in _NONE_IS_MINUS_ONE and number == -1:
+                continue
+            elif not 0 <= number <= NUMBER_MAX or (number == 0 and field.name in _POSITIVE):
+                least = "more than zero" if field.name in _POSITIVE else "zero or more"
+                raise ValueError(f"{where} must be {least}, and below {NUMBER_MAX:g}; it is {number}")
+            elif number > 1 and field.name in _SHARES:
+                raise ValueError(f"{where} is a share, from 0 to 1; it is {number}")
+            elif field.type == "int" and int(number) != number:
+                raise ValueError(f"{where} must be a whole number; it is {number}")
+
+
 def check(services: tuple[ServiceOf, ...]) -> None:
     """Raise ValueError, in one sentence with the place, where a scenario can't be played."""
     names = [pool.name for service in services for pool in service.pools]
     if not names or len(set(names)) != len(names):
         raise ValueError(f"a scenario needs pools with names of their own; it has: {', '.join(names) or 'none'}")
     for service in services:
+        _possible(service.name, service)
         rates, times = service.tasks_per_s, service.arrivals_s
         if service.bin_s <= 0 or not rates or not all(0 <= rate < math.inf for rate in rates):
             raise ValueError(f"{service.name}: tasks_per_s needs rates of zero or more, and bins of some length")

@@ -60,6 +60,7 @@ class Plant:
         self._wanted = {pool.name: pool.replicas for pool in self.pools}
         self._blocked = dict.fromkeys(self._rows, 0)
         self._lost: set[int] = set()
+        self._broken: str | None = None
         self._after_drain: dict[int, int] = {}
         self._sleeps: dict[int, tuple[int, float]] = {}  # level, since when
         self._to_roll: dict[str, list[int]] = {pool.name: [] for pool in self.pools}  # pods, by number
@@ -85,13 +86,22 @@ class Plant:
 
     def run(self, until_s: float) -> None:
         """Let time pass. Raises IndexError where more is alive at once than the plant has room for (`Size`)."""
-        if until_s < self.now_s:
-            raise ValueError(f"time does not run backwards: it is {self.now_s} s, later than {until_s} s")
-        while run.run(self.world, until_s, self._finished):
-            replica, mark = int(self.world.event_what[0, 1]), int(self.world.event_what[0, 2])
-            events.pop(self.world)
-            if self.world.replicas[replica]["life"] == mark:
-                self._live(replica)
+        if self._broken is not None:
+            raise IndexError(self._broken)
+        if not self.now_s <= until_s < np.inf:
+            raise ValueError(
+                f"time does not run backwards, nor for ever: it is {self.now_s} s, and {until_s} s is asked"
+            )
+        try:
+            while run.run(self.world, until_s, self._finished):
+                replica, mark = int(self.world.event_what[0, 1]), int(self.world.event_what[0, 2])
+                events.pop(self.world)
+                if self.world.replicas[replica]["life"] == mark:
+                    self._live(replica)
+        except IndexError as error:
+            # It broke off in the middle of an event: nothing that is counted from here on adds up.
+            self._broken = str(error)
+            raise
 
     def settle(self) -> None:
         """Bring every counter up to now: engines that take many steps as one event have counted none of them yet."""
@@ -117,6 +127,7 @@ class Plant:
 
     def wanted(self, pool: str) -> int:
         """How many replicas a pool was last told to have."""
+        self._row(pool)
         return self._wanted[pool]
 
     def sleep_level(self, replica: int) -> int:
@@ -135,7 +146,9 @@ class Plant:
     def scale(self, pool: str, replicas: int) -> None:
         """Kubernetes `/scale`: start what is missing; of what is too many end those not ready, then the newest."""
         self._row(pool)
-        self._wanted[pool] = replicas
+        if int(replicas) != replicas or replicas < 0:
+            raise ValueError(f"{pool}: a number of replicas is whole, and zero or more, not {replicas}")
+        self._wanted[pool] = int(replicas)
         self._reconcile(pool)
 
     def set_weight(self, pool: str, weight: float) -> None:
@@ -150,7 +163,12 @@ class Plant:
         final: its 429 says `x-should-retry: false`, and the client believes it. A new limit begins with a full bucket;
         the same limit again is no change.
         """
-        bucket = self.world.buckets[service, klass, stage, attempt]
+        place, shape = (service, klass, stage, attempt), self.world.buckets.shape
+        if not all(0 <= at < size for at, size in zip(place, shape, strict=True)):
+            raise ValueError(f"there is no bucket {place}; there are {shape} services, classes, stages and attempts")
+        if not rate < np.inf:
+            raise ValueError(f"a rate is a number of calls/s, or negative for no limit, not {rate}")
+        bucket = self.world.buckets[place]
         if (float(bucket["rate"]), int(bucket["final"])) == (rate, int(final)):
             return
         bucket["rate"], bucket["depth"], bucket["final"] = rate, max(rate, 1.0), int(final)
@@ -158,6 +176,8 @@ class Plant:
 
     def sleep(self, replica: int, level: int = 1) -> None:
         """Drain a replica and call vLLM's `/sleep`: level 1 keeps the weights in host memory, level 2 drops them."""
+        if level not in {1, 2}:
+            raise ValueError(f"vLLM sleeps at level 1 or 2, not {level}")
         if self._state(replica) == w.READY:
             self._sleeps[replica] = (level, 0.0)
             self._drain(replica, w.ASLEEP)
@@ -169,7 +189,9 @@ class Plant:
 
     def warm(self, replica: int, profile: int) -> None:
         """Send a replica a profile's system prompt and ask for one token: it is cached, at the cost of its prefill."""
-        row = self.world.replicas[replica]
+        row = self.world.replicas[self._known(replica)]
+        if not 0 <= profile < len(self.profiles):
+            raise ValueError(f"there is no profile {profile}; there are {len(self.profiles)}")
         room = int(row["waiting"]) + int(row["arriving"]) < self.world.queues.shape[1]
         if self._state(replica) == w.READY and room and self.profiles[profile].system_tokens > 0:
             service = int(self.world.pools[int(row["pool"])]["service"])
@@ -194,7 +216,7 @@ class Plant:
 
     def lose(self, places: Iterable[int]) -> None:
         """Places and what runs there are lost at once (a node, a zone, a pool: see `places`) until `restore`."""
-        lost = sorted(places)
+        lost = sorted(self._known(place) for place in places)
         self._lost.update(lost)
         for place in lost:
             if self._state(place) not in WITHOUT_GPUS:
@@ -204,7 +226,7 @@ class Plant:
 
     def restore(self, places: Iterable[int]) -> None:
         """Lost places can be used again: replicas that waited for them start, from nothing."""
-        restored = sorted(places)
+        restored = sorted(self._known(place) for place in places)
         self._lost.difference_update(restored)
         for pool in self._pools_of(restored):
             self._reconcile(pool)
@@ -212,16 +234,20 @@ class Plant:
     def block(self, pool: str, places: int) -> None:
         """So many of a pool's free places are taken by somebody else (0: none): starts that need them must wait."""
         self._row(pool)
-        self._blocked[pool] = places
+        if int(places) != places or places < 0:
+            raise ValueError(f"{pool}: a number of places is whole, and zero or more, not {places}")
+        self._blocked[pool] = int(places)
         self._reconcile(pool)
 
     def flush(self, replica: int) -> None:
         """The prefix cache is reset (`/reset_prefix_cache`); blocks that running requests use stay."""
-        cache.flush(self.world, replica)
+        cache.flush(self.world, self._known(replica))
 
     def throttle(self, replica: int, factor: float) -> None:
         """Its steps take `factor` times as long from the next one on (heat, a bad link)."""
-        steps.settle(self.world, replica, True)
+        if not 0 < factor < np.inf:
+            raise ValueError(f"a factor on the time of steps is more than zero, not {factor}")
+        steps.settle(self.world, self._known(replica), True)
         self.world.replicas[replica]["slow"] = factor
 
     # ------------------------------------------------------------------------------------------------ life of replicas
@@ -231,8 +257,13 @@ class Plant:
             raise ValueError(f"there is no pool {pool}; there are: {', '.join(self._rows)}")
         return self._rows[pool]
 
+    def _known(self, replica: int) -> int:
+        if not 0 <= replica < len(self.world.replicas):
+            raise ValueError(f"there is no replica {replica}; they are 0 to {len(self.world.replicas) - 1}")
+        return replica
+
     def _state(self, replica: int) -> int:
-        return int(self.world.replicas[replica]["state"])
+        return int(self.world.replicas[self._known(replica)]["state"])
 
     def _pools_of(self, places: list[int]) -> list[str]:
         rows = {int(self.world.replicas[place]["pool"]) for place in places}
@@ -300,7 +331,7 @@ class Plant:
         row["state"], row["life"] = state, events.serial(self.world)
         if state not in {w.READY, w.DRAINING}:
             run.lose_all(self.world, replica)
-            cache.flush(self.world, replica)
+            cache.flush(self.world, self._known(replica))
         if before in WITHOUT_GPUS and state not in WITHOUT_GPUS:
             row["held_since_s"] = self.now_s
         elif before not in WITHOUT_GPUS and state in WITHOUT_GPUS:

@@ -28,6 +28,21 @@ def test_reads_loads_and_gaps_and_leaves_other_columns_and_files(tmp_path: Path)
     np.testing.assert_array_equal(one.gap, [False, True, False])
 
 
+@pytest.mark.parametrize(
+    "text", ["t_s,req_s\n0,-5\n", "t_s,req_s\n0,inf\n", "t_s,req_s,gap\n0,1,no\n", "t_s,req_s,gap\n0,1,\n"]
+)
+def test_loads_and_gaps_that_can_not_be_are_named(tmp_path: Path, text: str) -> None:
+    (tmp_path / "bad_60s.csv").write_text(text)
+    with pytest.raises(ValueError, match=r"bad_60s\.csv: .*; mend it"):
+        read(tmp_path)
+
+
+def test_bins_of_no_length_are_named(tmp_path: Path) -> None:
+    (tmp_path / "bad_0s.csv").write_text("t_s,req_s\n0,1\n")
+    with pytest.raises(ValueError, match=r"bad_0s\.csv: bins of 0 s"):
+        read(tmp_path)
+
+
 @pytest.mark.parametrize("text", ["t_s,req_s\n0,many\n", "", "t_s,req_s\n0,1\n0,1,2,3\n"])
 def test_a_file_that_is_no_table_of_numbers_is_named(tmp_path: Path, text: str) -> None:
     (tmp_path / "bad_60s.csv").write_text(text)

@@ -209,6 +209,15 @@ def test_nobody_misses_a_replica_where_as_many_speak_as_the_cluster_wants(wanted
     assert [replica.name for replica in pool.replicas] == there
 
 
+@pytest.mark.parametrize("value", [nan, inf, -inf, -1.0, 1e308])
+@pytest.mark.parametrize("signal", [Signal.RUNNING, Signal.FIRST_TOKENS_PER_S])
+def test_a_replica_whose_load_can_not_be_is_blind_and_not_left_out_of_the_sum(signal: Signal, value: float) -> None:
+    others = tuple(sample for sample in ALIVE if sample.signal is not signal)
+    pool = build(Snapshot((*others, Sample(signal, LABELS, value))), 100)
+    assert pool.replicas[0].state is ReplicaState.BLIND
+    assert signal.value in pool.replicas[0].detail
+
+
 @pytest.mark.parametrize("value", [nan, inf, -inf, -1.0])
 def test_impossible_values_are_holes(value: float) -> None:
     pool = build(Snapshot((*ALIVE, Sample(Signal.WAITING, LABELS, value))), 100)
