@@ -9,11 +9,12 @@ should be. Each copy is played four times with other chances, because the p95 of
 Change: mean ln(with the move) - mean ln(without), over 240 s around that moment; for hits a difference. Loads, mixes,
 pools and moves are random. The plant shares no formula with what predicts.
 
-still     what is left to chance: copies without a move against others without one; the 90 % quantile of their
-          changes is the border from which a change counts as one
-sign      of the changes beyond that border, the share that was said with the right sign (a prediction of no
+still     what is left to chance: copies without a move against others without one; a change counts as one where it is
+          larger than 90 % of theirs, and than two standard errors of its own copies
+sign      of the changes that count, the share that was said with the right sign (a prediction of no
           change is wrong), away from saturation: where 90 % of the pool's first tokens are in time in both copies
-error     median of |predicted - true| over all changes away from saturation; "none" is the error of saying: no change
+error     median of |predicted - true| over all changes away from saturation; "none" is the error of saying: no change.
+          A pool that is said to be full after the move is said to get slower without end
 
 Goal: sign >= 90 %. Nothing was tuned on these worlds.
 """
@@ -87,12 +88,13 @@ class Deed:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One quantity of one pool: what was said, what was, and whether the pool was far from saturation."""
+    """One quantity of one pool: what was said, what was, its standard error, and whether it was far from saturation."""
 
     kind: Kind
     name: str
     said: float | None
     true: float
+    error: float
     calm: bool
 
 
@@ -255,7 +257,7 @@ def _compared(
     changes = []
     for part, first, then in zip(scene.parts, before, after, strict=True):
         calm, true = _true(part, *([look[part.pool.name] for look in looks] for looks in (without, moved)))
-        changes += [Change(deed.kind, name, _told(name, first, then), true[name], calm) for name in true]
+        changes += [Change(deed.kind, name, _told(name, first, then), *true[name], calm) for name in true]
     return changes
 
 
@@ -282,6 +284,8 @@ def _told(name: str, before: Prediction | Unknown, after: Prediction | Unknown) 
         return None
     if name == "hits":
         return after.hit_ratio - before.hit_ratio
+    if after.full and not before.full and name != "usd":
+        return math.inf
     pairs = {
         "ttft": (before.ttft_s, after.ttft_s),
         "tpot": (before.tpot_s, after.tpot_s),
@@ -291,15 +295,18 @@ def _told(name: str, before: Prediction | Unknown, after: Prediction | Unknown) 
     return math.log(other / one) if one and other else None
 
 
-def _true(part: Part, without: list[PoolObservation], moved: list[PoolObservation]) -> tuple[bool, dict[str, float]]:
-    """Whether all of it was far from saturation, and the changes of what is known in every copy."""
+def _true(
+    part: Part, without: list[PoolObservation], moved: list[PoolObservation]
+) -> tuple[bool, dict[str, tuple[float, float]]]:
+    """Whether all of it was far from saturation, and the changes, with standard errors, of what every copy knows."""
     shares = [known(pool.ttft_good_ratio) or 0.0 for pool in (*without, *moved)]
-    values = {}
+    values: dict[str, tuple[float, float]] = {}
     for name in NAMES:
         one, other = ([_value(part, pool, name) for pool in looks] for looks in (without, moved))
         before, after = [value for value in one if value is not None], [value for value in other if value is not None]
         if len(before) == len(after) == COPIES:
-            values[name] = statistics.mean(after) - statistics.mean(before)
+            error = math.sqrt((statistics.variance(before) + statistics.variance(after)) / COPIES)
+            values[name] = statistics.mean(after) - statistics.mean(before), error
     return min(shares) >= 0.9, values
 
 
@@ -331,7 +338,7 @@ def borders(changes: list[Change]) -> dict[str, float]:
 
 def sign(group: list[Change], border: dict[str, float]) -> tuple[float, int]:
     """Share with the right sign of the changes beyond the border, and how many these are."""
-    real = [one for one in group if abs(one.true) > border[one.name]]
+    real = [one for one in group if abs(one.true) > max(border[one.name], 2 * one.error)]
     right = sum(one.said is not None and one.said * one.true > 0 and abs(one.said) > 1e-3 for one in real)
     return (right / len(real) if real else math.nan), len(real)
 

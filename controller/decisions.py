@@ -138,11 +138,22 @@ Action = Scale | Sleep | Wake | WarmCache | ShiftWeights | SetAdmission
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """What a move should do, so that the next ticks can compare; None where nothing can say yet."""
+    """What a move should do, so that the next ticks can compare; None where nothing can say yet.
+
+    ttft and itl are at the SLO's percentile; usd_per_call is the price of a call whose first token is in time; full:
+    more would arrive than can be served, so that calls queue without end.
+    """
 
     at_s: float
     ttft_before_s: float | None = None
     ttft_after_s: float | None = None
+    itl_before_s: float | None = None
+    itl_after_s: float | None = None
+    hit_ratio_before: float | None = None
+    hit_ratio_after: float | None = None
+    usd_per_call_before: float | None = None
+    usd_per_call_after: float | None = None
+    full_after: bool = False
     usd_per_h_before: float | None = None
     usd_per_h_after: float | None = None
     margin_before: float | None = None

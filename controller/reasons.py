@@ -141,13 +141,27 @@ def planned(assessment: Assessment, pool: PoolObservation) -> Change:
 def expected(effect: Expected) -> str:
     """What a move should do: latency, money, margin, as far as they can be said."""
     parts = []
-    if effect.ttft_before_s is not None and effect.ttft_after_s is not None:
-        parts.append(f"TTFT {number(effect.ttft_before_s)} -> {number(effect.ttft_after_s)} s")
+    if effect.ttft_after_s is not None:
+        parts.append("TTFT " + _from_to(effect.ttft_before_s, effect.ttft_after_s) + " s")
+    if effect.itl_after_s is not None:
+        before_s = effect.itl_before_s
+        parts.append("ITL " + _from_to(before_s and before_s * 1000, effect.itl_after_s * 1000) + " ms")
+    if effect.full_after:
+        parts.append("more would still arrive than is served")
+    if effect.hit_ratio_before is not None and effect.hit_ratio_after is not None:
+        parts.append(f"hit rate {effect.hit_ratio_before:.2f} -> {effect.hit_ratio_after:.2f}")
+    if effect.usd_per_call_before is not None and effect.usd_per_call_after is not None:
+        prices = (effect.usd_per_call_before * 1000, effect.usd_per_call_after * 1000)
+        parts.append(f"$ per 1,000 good calls {number(prices[0])} -> {number(prices[1])}")
     if effect.usd_per_h_before is not None and effect.usd_per_h_after is not None:
         parts.append(f"$ per hour {effect.usd_per_h_before:.2f} -> {effect.usd_per_h_after:.2f}")
     if effect.margin_before is not None and effect.margin_after is not None:
         parts.append(f"cascade margin {effect.margin_before:.2f} -> {effect.margin_after:.2f}")
     return f"at {clock(effect.at_s)}: " + ("; ".join(parts) or "nothing that can be said yet")
+
+
+def _from_to(before: float | None, after: float) -> str:
+    return number(after) if before is None else f"{number(before)} -> {number(after)}"
 
 
 def _troubled(pool: PoolObservation) -> list[ReplicaObservation]:

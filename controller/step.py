@@ -20,7 +20,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from math import isfinite
 
-from controller import guards, reasons, standing
+from controller import guards, reasons, standing, whatif
 from controller.alarms import Watched, alarms
 from controller.decisions import (
     ActionKind,
@@ -359,7 +359,7 @@ def _move(item: _Seen, proposal: Proposal, chain: tuple[Change, ...], context: C
     name, before, after = item.pool.name, item.current, proposal.replicas
     if len(chain) == 4:
         chain = (*chain, Change(Stage.GUARDED, float(after), float(after), "no guard objected"))
-    expected = _expected(item, before, after, context.now_s)
+    expected = _expected(item, before, after, context)
     return Move(
         id=f"{tick}-{name}",
         target=name,
@@ -372,20 +372,38 @@ def _move(item: _Seen, proposal: Proposal, chain: tuple[Change, ...], context: C
     )
 
 
-def _expected(item: _Seen, before: int, after: int, now_s: float) -> Expected:
-    """What the move should do, as far as the first stages can say it."""
+def _expected(item: _Seen, before: int, after: int, context: Context) -> Expected:
+    """What the move should do, some minutes after its replicas serve or are gone."""
     usd_per_replica_h = item.pool.usd_per_gpu_h * item.pool.gpus_per_replica
 
     def margin(replicas: int) -> float | None:
         found = cascade.margins(item.pool, item.assessment.capacity, item.load, replicas)
         return None if isinstance(found, Unknown) else min((m.margin for m in found), default=None)
 
-    return Expected(
-        at_s=now_s + (item.pool.cold_start_s if after > before else 0.0),
+    part = whatif.part_of(item.pool, item.slo, item.observation, item.load, item.memory.estimate)
+    clients = whatif.clients_of(context.policy.services[item.pool.service].clients)
+    now = whatif.with_replicas(part, part.replicas, clients)
+    then = whatif.with_replicas(part, after, clients)
+    expected = Expected(
+        at_s=context.now_s + (item.pool.cold_start_s if after > before else 0.0),
         usd_per_h_before=before * usd_per_replica_h,
         usd_per_h_after=after * usd_per_replica_h,
         margin_before=margin(before),
         margin_after=margin(after),
+    )
+    if isinstance(now, Unknown) or isinstance(then, Unknown):
+        return expected
+    return replace(
+        expected,
+        ttft_before_s=now.ttft_s,
+        ttft_after_s=then.ttft_s,
+        itl_before_s=now.tpot_s,
+        itl_after_s=then.tpot_s,
+        hit_ratio_before=now.hit_ratio,
+        hit_ratio_after=then.hit_ratio,
+        usd_per_call_before=now.usd_per_call,
+        usd_per_call_after=then.usd_per_call,
+        full_after=then.full,
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from controller.loads import known
 from controller.observations import PoolObservation, ReplicaState
 from controller.policy import ClientPolicy
-from models.predict import Clients, Part, Seen
+from models.predict import Allocation, Clients, Part, Place, Prediction, Seen, predict
 from models.types import Estimate, Load, Pool, Slo, Unknown
 
 SETTLED_S = 300.0
@@ -24,3 +24,8 @@ def part_of(
 def clients_of(policy: ClientPolicy) -> Clients:
     """How the service's callers behave, as the policy has it."""
     return Clients(policy.timeout_s, policy.retries)
+
+
+def with_replicas(part: Part, replicas: int, clients: Clients) -> Prediction | Unknown:
+    """The pool with so many replicas serving, some minutes after the change."""
+    return predict((part,), Allocation((Place(replicas, 1.0),)), clients, SETTLED_S)[0]

@@ -14,9 +14,9 @@ symbols of `models.capacity` and lam calls/s arriving at it:
     TPOT      T, mean inter-token latency
     timeouts  p = exp(-timeout/mean TTFT); attempts per call (1 - p^(k+1))/(1 - p) for k retries; lam is calls times
               attempts, to a fixed point. success = 1 - p^(k+1)
-    good      success times 1 - exp(-TTFT SLO/mean TTFT), a mean that goes with the anchored percentile; 0 where full
+    good      success times 1 - exp(-TTFT SLO/mean TTFT), a mean that goes with the anchored percentile
     full      without any balance the replica serves the largest rate that has one; success is that share of the calls,
-              latency unknown: a queue that grows has no mean
+              good at most that, latency unknown: a queue that grows has no mean
 
 Anchored: what is seen now is right, and the model says only by which factor it changes: TTFT and TPOT times after/now,
 the share of misses likewise. Where nothing is seen, or now has no balance, the model's own numbers stand.
@@ -99,8 +99,8 @@ class Prediction:
     """A part under an allocation. calls_per_s: admitted, without retries; success_share: of these, not given up.
 
     ttft_s (at the SLO's percentile) and tpot_s are None where the replicas are full. good_share: calls whose first
-    token is in time, of those admitted; usd_per_call: of a good one, None where there is none. utilisation: share of a
-    replica's time that is not spare; cold_share: calls that find nothing of their session.
+    token is in time, of those admitted (at most, where full); usd_per_call: of a good one, None where there is none.
+    utilisation: share of a replica's time that is not spare; cold_share: calls that find nothing of their session.
     """
 
     calls_per_s: float
@@ -180,7 +180,7 @@ def _predict(part: Part, load: Load, given: _Given) -> Prediction | Unknown:
     usd_per_h = given.replicas * part.pool.gpus_per_replica * part.pool.usd_per_gpu_h
     tail = -math.log(max(1 - part.slo.percentile / 100, SHARE_MIN))
     ttft_s = _anchored(now, after, (now.ttft_s * tail, after.ttft_s * tail), part.seen.ttft_s)
-    good = 0.0 if ttft_s is None else after.success_share * _within(part.slo.ttft_s * tail, ttft_s)
+    good = after.success_share * (1.0 if ttft_s is None else _within(part.slo.ttft_s * tail, ttft_s))
     good_per_h = given.calls_per_s * good * 3600
     return Prediction(
         calls_per_s=given.calls_per_s,

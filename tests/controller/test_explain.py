@@ -48,7 +48,8 @@ MOVE = """\
   forecast   150 calls/s at 14:17:50 when a start ordered now serves (lead 240 s)
   planned    7 replicas for 150 calls/s at 31.6 each; binding: headroom theta 0.7
   guarded    3 H100-SXM are free, a replica needs 1
-  expected   at 14:17:50: $ per hour 6.00 -> 12.00; cascade margin -0.57 -> 0.37
+  expected   at 14:17:50: TTFT 0.21 s; ITL 28.4 ms; hit rate 0.50 -> 0.50; $ per 1,000 good calls
+             0.016 -> 0.022; $ per hour 6.00 -> 12.00; cascade margin -0.57 -> 0.37
   do         kubectl -n serving scale deployment/assistant-h100 --replicas=6
   undo       kubectl -n serving scale deployment/assistant-h100 --replicas=3"""
 

@@ -147,10 +147,15 @@ def test_lines_of_one_moment_are_told_together_and_in_the_days_order() -> None:
     assert lines.until(550.0) == []
 
 
+def _heeds_interrupts() -> None:
+    """Where the tests themselves run in the background, a shell has them ignore SIGINT, and their children inherit it."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def test_ctrl_c_ends_it_with_one_line(tmp_path: Path) -> None:
     process = subprocess.Popen(
         [*TRIMTAB, "demo", "--short"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path,
-        start_new_session=True,
+        start_new_session=True, preexec_fn=_heeds_interrupts,
     )  # fmt: skip
     assert process.stdout is not None
     process.stdout.readline()
