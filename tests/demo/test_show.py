@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from html.parser import HTMLParser
 from pathlib import Path
@@ -147,15 +148,19 @@ def test_lines_of_one_moment_are_told_together_and_in_the_days_order() -> None:
     assert lines.until(550.0) == []
 
 
-def _heeds_interrupts() -> None:
-    """Where the tests themselves run in the background, a shell has them ignore SIGINT, and their children inherit it."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+@pytest.fixture
+def heeds_interrupts() -> Iterator[None]:
+    """Where the tests run in the background, a shell has them ignore SIGINT, and their children inherit that."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
+@pytest.mark.usefixtures("heeds_interrupts")
 def test_ctrl_c_ends_it_with_one_line(tmp_path: Path) -> None:
     process = subprocess.Popen(
         [*TRIMTAB, "demo", "--short"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path,
-        start_new_session=True, preexec_fn=_heeds_interrupts,
+        start_new_session=True,
     )  # fmt: skip
     assert process.stdout is not None
     process.stdout.readline()
