@@ -199,9 +199,9 @@ def demo(
     short: Annotated[bool, typer.Option("--short", help="Half an hour instead of three hours: a first look.")] = False,
     journal: Annotated[Path | None, typer.Option(help="With --recorded: keep the demo's journal in this file.")] = None,
 ) -> None:
-    """A simulated day, played twice: with a fixed fleet, and with the daemon's own loop in charge of the same one.
+    """A simulated day, played three times: with two fixed fleets, and with the daemon's own loop in charge.
 
-    Prints what happened as it happens, a table of both, and where the plots are. With --recorded: the daemon on
+    Prints what happened as it happens, a table of all three, and where the plots are. With --recorded: the daemon on
     captured telemetry of two real vLLM engines, on virtual time; it recommends, no more.
     """
     if recorded:

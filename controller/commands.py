@@ -261,7 +261,7 @@ def play_recorded(journal: Path | None) -> bool:
             total, differing = _replay(records, quiet=True)
     _say(f"{story.ticks} ticks; {total} replayed from the journal, {len(differing)} of them decided differently.")
     if journal is not None:
-        _say(f"Now say: trimtab explain --journal {journal} --last 3")
+        _say(f"Now say: trimtab explain --journal {journal}")
     return bool(total) and not differing
 
 
@@ -399,7 +399,7 @@ def _moment_s(text: str) -> float:
     except ValueError:
         raise _no_time(text) from None
     if moment.tzinfo is None:
-        raise TrimtabError(f"--at {text!r} names no time zone; write {text}Z for UTC.")
+        raise TrimtabError(f"--at {text!r} names no time zone; write {moment.isoformat()}Z for UTC.")
     return moment.timestamp()
 
 

@@ -200,3 +200,13 @@ def test_waking_an_engine_that_is_awake_changes_nothing() -> None:
     world = simulated()
     assert world.perform(Wake("h100", ("h100-0",)), 1) == "done"
     assert world.plant.world.replicas[0]["state"] == READY
+
+
+def test_a_fork_goes_on_as_its_original_would_and_leaves_it_alone() -> None:
+    fleet = simulated()
+    fleet.read(EPOCH_S + 120.0, 60.0, 1.0)
+    fork, untouched = fleet.fork(), fleet.fork()
+    fork.plant.scale(fork.plant.pools[0].name, 0)
+    goes_on = repr(fleet.read(EPOCH_S + 240.0, 60.0, 1.0))
+    assert repr(untouched.read(EPOCH_S + 240.0, 60.0, 1.0)) == goes_on
+    assert repr(fork.read(EPOCH_S + 240.0, 60.0, 1.0)) != goes_on
