@@ -28,12 +28,16 @@ _OF_STATE = {
 
 @dataclass(frozen=True, slots=True)
 class Watched:
-    """A pool of the policy, observed or not, with its promise, what is remembered of it, and its lead time."""
+    """A pool of the policy, observed or not, with its promise, what is remembered of it, and its lead time.
+
+    first: it is the first look for a window or more. A rate needs two looks, so that its lack says nothing yet.
+    """
 
     observation: PoolObservation
     slo: Slo
     memory: PoolState
     lead_s: float
+    first: bool = False
 
     def starting(self, now_s: float) -> frozenset[str]:
         """Replicas that are being started by a move of this pool."""
@@ -49,7 +53,7 @@ def alarms(observation: Observation, pools: tuple[Watched, ...], holds: tuple[Ho
     """Every alarm of a tick, pool by pool."""
     found: list[Alarm] = []
     for pool in pools:
-        found += _of_pool(pool.observation, pool.starting(observation.now_s))
+        found += _of_pool(pool.observation, pool.starting(observation.now_s), first=pool.first)
         found += _of_promise(pool.observation, pool.slo)
     found += [Alarm(AlarmKind.TELEMETRY_PARTIAL, hole.source, hole.detail) for hole in observation.holes]
     found += [Alarm(hold.alarm, hold.target, hold.reason) for hold in holds if hold.alarm is not None]
@@ -79,9 +83,10 @@ def _is_empty(pool: PoolObservation) -> bool:
     return unwanted and all(replica.state is ReplicaState.DOWN for replica in pool.replicas)
 
 
-def _of_pool(pool: PoolObservation, starting: frozenset[str]) -> Iterator[Alarm]:
+def _of_pool(pool: PoolObservation, starting: frozenset[str], *, first: bool) -> Iterator[Alarm]:
     empty = _is_empty(pool)
-    if isinstance(pool.offered_calls_per_s, Hole) and not empty:
+    only_rates = first and pool.count(ReplicaState.SERVING) > 0
+    if isinstance(pool.offered_calls_per_s, Hole) and not empty and not only_rates:
         detail = pool.offered_calls_per_s.detail
         yield Alarm(AlarmKind.TELEMETRY_BLIND, pool.name, f"no usable signal: {detail}")
     elif blind := pool.count(ReplicaState.BLIND):

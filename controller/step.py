@@ -140,12 +140,13 @@ def step(policy: FleetPolicy, state: ControllerState, observation: Observation) 
         moves.append(verdict)
         if verdict.quadrant is not Quadrant.ADD:
             ledger = replace(ledger, scaling_in=item.pool.name)
+    first = state.now_s is None or now_s - state.now_s > observation.window_s
     decision = Decision(
         tick,
         now_s,
         tuple(moves),
         (*holds, *_service_holds(policy)),
-        alarms(observation, tuple(_watched(item) for item in seen), tuple(holds)),
+        alarms(observation, tuple(_watched(item, first=first) for item in seen), tuple(holds)),
         tuple(replace(item.assessment, standing=memories[item.pool.name].standing) for item in seen),
     )
     return ControllerState(tick, now_s, tuple(memories[item.pool.name] for item in seen), learnt), decision
@@ -301,8 +302,8 @@ def _promise(item: _Seen, memory: PoolState) -> Proposal:
     return Proposal(item.pool.name, item.current, standing.promised(memory, item.current), ())
 
 
-def _watched(item: _Seen) -> Watched:
-    return Watched(item.observation, item.slo, item.memory, item.pool.cold_start_s)
+def _watched(item: _Seen, *, first: bool) -> Watched:
+    return Watched(item.observation, item.slo, item.memory, item.pool.cold_start_s, first)
 
 
 def _turn(item: _Seen) -> tuple[bool, float]:

@@ -43,3 +43,19 @@ def test_a_replica_that_never_served_is_starting_for_two_lead_times_after_a_move
     found = raised(now_s, scaled_at_s)
     assert {alarm.kind for alarm in found} == {AlarmKind.REPLICA_DOWN}
     assert [alarm.target for alarm in found] == down_replicas
+
+
+@pytest.mark.parametrize(
+    ("state", "first", "kinds"),
+    [
+        (ReplicaState.SERVING, True, []),
+        (ReplicaState.SERVING, False, [AlarmKind.TELEMETRY_BLIND]),
+        (ReplicaState.BLIND, True, [AlarmKind.TELEMETRY_BLIND]),
+    ],
+)
+def test_rates_that_need_a_second_look_are_not_missed_at_the_first(
+    state: ReplicaState, first: bool, kinds: list[AlarmKind]
+) -> None:
+    pool = replace(unobserved("a"), replicas=(replace(down("p"), state=state),))
+    watched = Watched(pool, Slo(2.0, 0.1, 95.0, 0.99), PoolState("a"), LEAD_S, first=first)
+    assert [alarm.kind for alarm in alarms(Observation(0.0, 60.0, (pool,), (), ()), (watched,), ())] == kinds
