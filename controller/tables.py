@@ -97,7 +97,7 @@ def _no_engine(pool: str, found: Findings, policy: FleetPolicy, asked: str) -> I
         yield "  The telemetry is not whole (see below); mend that first."
     else:
         yield "  Compare with the labels that your scrape configuration sets, and mend `select`."
-        yield "  (An empty alternative in the query lets series without that label pass. Old data: give its time, --at.)"
+        yield "  (An empty alternative in the query lets series without that label pass. For old data: --at.)"
 
 
 def _replicas(pool: PoolObservation) -> str:
