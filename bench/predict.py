@@ -98,7 +98,7 @@ class Change:
     calm: bool
 
 
-Cell = Callable[[list[Change], dict[str, float]], str]
+Cell = Callable[[list[Change]], str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -343,7 +343,7 @@ def sign(group: list[Change], border: dict[str, float]) -> tuple[float, int]:
     return (right / len(real) if real else math.nan), len(real)
 
 
-def shown(changes: list[Change], border: dict[str, float], cell: Cell, title: str) -> Table:
+def shown(changes: list[Change], cell: Cell, title: str) -> Table:
     """One table by kind of move and by quantity, away from saturation."""
     table = Table(title=title, width=100)
     table.add_column("move")
@@ -354,7 +354,7 @@ def shown(changes: list[Change], border: dict[str, float], cell: Cell, title: st
         rows = [[one for one in calm if one.name == name and (kind is None or one.kind is kind)] for name in NAMES]
         table.add_row(
             "all" if kind is None else kind.value,
-            *(cell(group, border) if group else "" for group in rows),
+            *(cell(group) if group else "" for group in rows),
             end_section=kind is Kind.NODE,
         )
     return table
@@ -365,7 +365,7 @@ def _signs(group: list[Change], border: dict[str, float]) -> str:
     return f"{share:.0%} of {count}" if count else "none moved"
 
 
-def _errors(group: list[Change], border: dict[str, float]) -> str:  # noqa: ARG001 - one signature for both tables
+def _errors(group: list[Change]) -> str:
     return f"{_error(group):.3f} ({_none(group):.3f})"
 
 
@@ -393,8 +393,10 @@ def main() -> None:
     share, count = sign(calm, border)
     full, many = sign([one for one in moved if not one.calm], border)
     console = Console(width=100)
-    console.print(shown(changes, border, _signs, "Changes said with the right sign, away from saturation"))
-    console.print(shown(changes, border, _errors, "Median error of the change (error of saying: none)"))
+    console.print(
+        shown(changes, lambda group: _signs(group, border), "Changes said with the right sign, away from saturation")
+    )
+    console.print(shown(changes, _errors, "Median error of the change (error of saying: none)"))
     console.print("Borders: " + ", ".join(f"{name} {border[name]:.3f}" for name in NAMES) + " (ln, hits as they are).")
     console.print(f"Sign right away from saturation: {share:.1%} of {count} changes (goal 90 %).")
     console.print(f"Near saturation: {full:.1%} of {many} changes. {sum(one.said is None for one in moved)} unknown.")

@@ -392,20 +392,7 @@ def _expected(item: _Seen, before: int, after: int, context: Context) -> Expecte
         margin_before=margin(before),
         margin_after=margin(after),
     )
-    if isinstance(now, Unknown) or isinstance(then, Unknown):
-        return expected
-    return replace(
-        expected,
-        ttft_before_s=now.ttft_s,
-        ttft_after_s=then.ttft_s,
-        itl_before_s=now.tpot_s,
-        itl_after_s=then.tpot_s,
-        hit_ratio_before=now.hit_ratio,
-        hit_ratio_after=then.hit_ratio,
-        usd_per_call_before=now.usd_per_call,
-        usd_per_call_after=then.usd_per_call,
-        full_after=then.full,
-    )
+    return whatif.foreseen(expected, now, then)
 
 
 def _after(memory: PoolState, move: Move, context: Context) -> PoolState:

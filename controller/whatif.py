@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from controller.decisions import Expected
 from controller.loads import known
 from controller.observations import PoolObservation, ReplicaState
 from controller.policy import ClientPolicy
@@ -29,3 +32,21 @@ def clients_of(policy: ClientPolicy) -> Clients:
 def with_replicas(part: Part, replicas: int, clients: Clients) -> Prediction | Unknown:
     """The pool with so many replicas serving, some minutes after the change."""
     return predict((part,), Allocation((Place(replicas, 1.0),)), clients, SETTLED_S)[0]
+
+
+def foreseen(expected: Expected, now: Prediction | Unknown, then: Prediction | Unknown) -> Expected:
+    """The expectation with what the pool does now and then; as it was where either is unknown."""
+    if isinstance(now, Unknown) or isinstance(then, Unknown):
+        return expected
+    return replace(
+        expected,
+        ttft_before_s=now.ttft_s,
+        ttft_after_s=then.ttft_s,
+        itl_before_s=now.tpot_s,
+        itl_after_s=then.tpot_s,
+        hit_ratio_before=now.hit_ratio,
+        hit_ratio_after=then.hit_ratio,
+        usd_per_call_before=now.usd_per_call,
+        usd_per_call_after=then.usd_per_call,
+        full_after=then.full,
+    )

@@ -146,9 +146,7 @@ class Plant:
     def scale(self, pool: str, replicas: int) -> None:
         """Kubernetes `/scale`: start what is missing; of what is too many end those not ready, then the newest."""
         self._row(pool)
-        if int(replicas) != replicas or replicas < 0:
-            raise ValueError(f"{pool}: a number of replicas is whole, and zero or more, not {replicas}")
-        self._wanted[pool] = int(replicas)
+        self._wanted[pool] = _whole(pool, replicas)
         self._reconcile(pool)
 
     def set_weight(self, pool: str, weight: float) -> None:
@@ -234,9 +232,7 @@ class Plant:
     def block(self, pool: str, places: int) -> None:
         """So many of a pool's free places are taken by somebody else (0: none): starts that need them must wait."""
         self._row(pool)
-        if int(places) != places or places < 0:
-            raise ValueError(f"{pool}: a number of places is whole, and zero or more, not {places}")
-        self._blocked[pool] = int(places)
+        self._blocked[pool] = _whole(pool, places)
         self._reconcile(pool)
 
     def flush(self, replica: int) -> None:
@@ -384,3 +380,9 @@ class Plant:
         if self._state(replica) == w.GONE:
             self._reconcile(pool)
         self._roll_on(pool)
+
+
+def _whole(pool: str, number: float) -> int:
+    if not 0 <= number < np.inf or number % 1:
+        raise ValueError(f"{pool}: a number of replicas or places is whole, and zero or more, not {number}")
+    return int(number)
