@@ -178,9 +178,16 @@ def newer_journal(path: Path) -> None:
         database.execute(f"PRAGMA user_version = {SCHEMA_VERSION + 1}")
 
 
+def journal_of_no_version(path: Path) -> None:
+    filled(path, 1)
+    with closing(sqlite3.connect(path)) as database:
+        database.execute("PRAGMA user_version = -3")
+
+
 @pytest.mark.parametrize(
     ("make", "words"),
     [
+        (journal_of_no_version, "never was"),
         (text_file, "not a journal"),
         (foreign_database, "another application"),
         (newer_journal, "a newer Trimtab"),
@@ -253,6 +260,25 @@ def test_damage_is_said_and_not_guessed_at(path):
     with pytest.raises(JournalError) as error, open_reader(path) as reader:
         list(reader.records())
     assert_one_sentence(error, path, "move")
+
+
+@pytest.mark.parametrize("layouts", ["garbage", "[1]", "{}", "7", ""])
+def test_a_damaged_format_is_damage_and_no_bug(path, layouts):
+    filled(path, 3)
+    with closing(sqlite3.connect(path)) as database, database:
+        database.execute("UPDATE formats SET layouts = ?", (layouts,))
+    with pytest.raises(JournalError) as error, open_reader(path) as reader:
+        list(reader.records())
+    assert_one_sentence(error, path, "damaged", "move it away")
+
+
+def test_a_damaged_memory_of_the_forecaster_is_damage_and_not_forgotten(path):
+    filled(path, 3)
+    with closing(sqlite3.connect(path)) as database, database:
+        assert database.execute("UPDATE memories SET rows = x'0102'").rowcount > 0
+    with pytest.raises(JournalError) as error, open_reader(path) as reader:
+        reader.load()
+    assert_one_sentence(error, path, "damaged", "move it away")
 
 
 def test_a_closed_journal_says_so(path):
